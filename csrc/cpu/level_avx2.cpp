@@ -1,0 +1,2 @@
+#define AUTOMODEL_CPU_KERNELS kAvx2Kernels
+#include "cpu/level.h"

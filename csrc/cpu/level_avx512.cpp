@@ -1,0 +1,2 @@
+#define AUTOMODEL_CPU_KERNELS kAvx512Kernels
+#include "cpu/level.h"

@@ -1,0 +1,2 @@
+#define AUTOMODEL_CPU_KERNELS kNeonKernels
+#include "cpu/level.h"

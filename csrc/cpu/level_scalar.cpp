@@ -1,0 +1,2 @@
+#define AUTOMODEL_CPU_KERNELS kScalarKernels
+#include "cpu/level.h"

@@ -1,0 +1,161 @@
+// Vec<A>: whole chunks of the contract side by side, with the contract's operations and the
+// conversions from and to memory. Included once for each instruction set, inside an anonymous
+// namespace (level.h says why).
+//
+// The arithmetic is the compiler's vector extension, whose operators round each element on its own;
+// fma and the float16 conversions, which it lacks, are named by instruction. The build turns the
+// compilers' own vectorising of straight-line code off: GCC 12 makes wrong sums of it at -O3 with
+// AVX-512.
+
+template <class T, int kCount>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kCount * sizeof(T))));
+};
+
+// A float vector of AVX-512 holds the chunks of two neighbouring virtual threads.
+template <class A>
+constexpr int kLanes = 8;
+#if defined(__AVX512F__)
+template <>
+constexpr int kLanes<float> = 16;
+#endif
+
+template <class A>
+using Vec = typename VectorOf<A, kLanes<A>>::type;
+
+#define VEC_INLINE static inline __attribute__((always_inline))
+
+// One hardware register's fma.
+#if defined(__AVX512F__)
+VEC_INLINE __m512 fma_register(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
+VEC_INLINE __m512d fma_register(__m512d a, __m512d b, __m512d c) {
+  return _mm512_fmadd_pd(a, b, c);
+}
+template <class A>
+using Register = std::conditional_t<sizeof(A) == sizeof(float), __m512, __m512d>;
+#elif defined(__FMA__)
+VEC_INLINE __m256 fma_register(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+VEC_INLINE __m256d fma_register(__m256d a, __m256d b, __m256d c) {
+  return _mm256_fmadd_pd(a, b, c);
+}
+template <class A>
+using Register = std::conditional_t<sizeof(A) == sizeof(float), __m256, __m256d>;
+#elif defined(__ARM_NEON)
+VEC_INLINE float32x4_t fma_register(float32x4_t a, float32x4_t b, float32x4_t c) {
+  return vfmaq_f32(c, a, b);
+}
+VEC_INLINE float64x2_t fma_register(float64x2_t a, float64x2_t b, float64x2_t c) {
+  return vfmaq_f64(c, a, b);
+}
+template <class A>
+using Register = std::conditional_t<sizeof(A) == sizeof(float), float32x4_t, float64x2_t>;
+#else
+VEC_INLINE float fma_register(float a, float b, float c) { return numerics::fma(a, b, c); }
+VEC_INLINE double fma_register(double a, double b, double c) { return numerics::fma(a, b, c); }
+template <class A>
+using Register = A;
+#endif
+
+template <class A>
+VEC_INLINE Vec<A> fma(const Vec<A>& a, const Vec<A>& b, const Vec<A>& c) {
+  constexpr int kRegisters = sizeof(Vec<A>) / sizeof(Register<A>);
+  Register<A> x[kRegisters], y[kRegisters], z[kRegisters];
+  memcpy(x, &a, sizeof(x));
+  memcpy(y, &b, sizeof(y));
+  memcpy(z, &c, sizeof(z));
+  for (int i = 0; i < kRegisters; ++i) z[i] = fma_register(x[i], y[i], z[i]);
+  Vec<A> result;
+  memcpy(&result, z, sizeof(result));
+  return result;
+}
+
+// The first `count` elements, +0 after them.
+template <class A>
+VEC_INLINE Vec<A> keep_first(const Vec<A>& value, int64_t count) {
+  Vec<A> result{};
+  for (int i = 0; i < kLanes<A>; ++i) {
+    if (i < count) result[i] = value[i];
+  }
+  return result;
+}
+
+// Each chunk's slots, joined in the contract's order, to sums[0 .. kLanes / kSlots).
+template <class A>
+VEC_INLINE void join_slots(const Vec<A>& value, A* sums) {
+  using Pair = typename VectorOf<A, 2>::type;
+  for (int chunk = 0; chunk < kLanes<A> / kSlots; ++chunk) {
+    Pair part[4];
+    memcpy(part, reinterpret_cast<const A*>(&value) + chunk * kSlots, sizeof(part));
+    const Pair joined = (part[0] + part[2]) + (part[1] + part[3]);
+    sums[chunk] = joined[0] + joined[1];
+  }
+}
+
+// Memory to A and back. `load` and `store` touch kLanes<A> elements.
+template <class A, class X>
+VEC_INLINE Vec<A> load(const X* from) {
+  using Bits = typename VectorOf<uint16_t, kLanes<A>>::type;
+  using Wide = typename VectorOf<uint32_t, kLanes<A>>::type;
+  Vec<A> result;
+  if constexpr (sizeof(X) == sizeof(A)) {
+    memcpy(&result, from, sizeof(result));
+  } else if constexpr (std::is_same_v<X, BFloat16> && sizeof(A) == sizeof(float)) {
+    Bits bits;
+    memcpy(&bits, from, sizeof(bits));
+    const Wide wide = __builtin_convertvector(bits, Wide) << 16;
+    memcpy(&result, &wide, sizeof(result));
+#if defined(__AVX512F__)
+  } else if constexpr (std::is_same_v<X, Float16> && sizeof(A) == sizeof(float)) {
+    result = (Vec<A>)_mm512_maskz_cvtph_ps(
+        0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+  } else if constexpr (std::is_same_v<X, Float16> && sizeof(A) == sizeof(float)) {
+    result = (Vec<A>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+  } else {
+    for (int i = 0; i < kLanes<A>; ++i) result[i] = numerics::to_accumulate<A>(from[i]);
+  }
+  return result;
+}
+
+template <class A, class X>
+VEC_INLINE void store(X* to, const Vec<A>& value) {
+  using Bits = typename VectorOf<uint16_t, kLanes<A>>::type;
+  using Wide = typename VectorOf<uint32_t, kLanes<A>>::type;
+  if constexpr (sizeof(X) == sizeof(A)) {
+    memcpy(to, &value, sizeof(value));
+  } else if constexpr (std::is_same_v<X, BFloat16> && sizeof(A) == sizeof(float)) {
+    Wide wide;
+    memcpy(&wide, &value, sizeof(wide));
+    const Wide rounded = (wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16;
+    const Wide is_nan = (Wide)((wide & 0x7fffffffu) > 0x7f800000u);
+    const Bits bits = __builtin_convertvector((rounded & ~is_nan) | (0x7fc0u & is_nan), Bits);
+    memcpy(to, &bits, sizeof(bits));
+#if defined(__AVX512F__)
+  } else if constexpr (std::is_same_v<X, Float16> && sizeof(A) == sizeof(float)) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_maskz_cvtps_ph(0xffff, (__m512)value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  } else if constexpr (std::is_same_v<X, Float16> && sizeof(A) == sizeof(float)) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+#endif
+  } else {
+    for (int i = 0; i < kLanes<A>; ++i) to[i] = numerics::round_to<X>(value[i]);
+  }
+}
+
+// The same for the ragged end of a row: `count` < kLanes<A> elements, +0 after them.
+template <class A, class X>
+VEC_INLINE Vec<A> load_first(const X* from, int64_t count) {
+  X padded[kLanes<A>] = {};
+  memcpy(padded, from, static_cast<size_t>(count) * sizeof(X));
+  return load<A>(padded);
+}
+
+template <class A, class X>
+VEC_INLINE void store_first(X* to, const Vec<A>& value, int64_t count) {
+  X padded[kLanes<A>];
+  store<A>(padded, value);
+  memcpy(to, padded, static_cast<size_t>(count) * sizeof(X));
+}

@@ -1,0 +1,4 @@
+#include "cuda/forward.cuh"
+
+template cudaError_t automodel::cuda::launch_forward_as<automodel::numerics::BFloat16>(
+    const numerics::ForwardParams&, cudaStream_t);

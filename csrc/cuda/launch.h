@@ -1,0 +1,32 @@
+// The CUDA kernels, as the op calls them. Pointers are device pointers of the current device; work
+// goes to the stream; an error of a launch is returned, never swallowed.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "numerics/params.h"
+
+namespace automodel::cuda {
+
+cudaError_t launch_forward(const numerics::ForwardParams& params, cudaStream_t stream);
+
+// How many leaves make one unit of params.partials on a GPU with this many multiprocessors; needs
+// rows, hidden, the dtypes and which gradients are wanted. Any power of two gives the same bits.
+int64_t choose_unit_leaves(const numerics::BackwardParams& params, int multiprocessors);
+
+// grad_x and grad_weight, those that are not null.
+cudaError_t launch_backward(const numerics::BackwardParams& params, cudaStream_t stream);
+
+// The same for one x dtype, instantiated in a file each so that they compile side by side.
+template <class X>
+cudaError_t launch_forward_as(const numerics::ForwardParams& params, cudaStream_t stream);
+template <class X>
+cudaError_t launch_backward_rows_as(const numerics::BackwardParams& params, cudaStream_t stream);
+
+// grad_weight alone.
+cudaError_t launch_columns(const numerics::BackwardParams& params, cudaStream_t stream);
+cudaError_t launch_join_partials(const numerics::BackwardParams& params, cudaStream_t stream);
+
+}  // namespace automodel::cuda

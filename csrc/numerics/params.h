@@ -1,0 +1,69 @@
+// What passes between the op and the kernels: plain data, no framework. The structs are copied to
+// the GPU as kernel arguments, so they hold values and raw pointers only.
+#pragma once
+
+#include <cstdint>
+
+#include "numerics/macros.h"
+
+namespace automodel::numerics {
+
+enum class DType : int32_t { kBFloat16, kFloat16, kFloat32, kFloat64, kNone };
+
+// Where the rows of a strided tensor begin: outer dimensions after joining those that are adjacent
+// in memory, outermost first. Strides are in elements. Within a row the stride is 1.
+constexpr int kMaxRowDims = 8;
+
+struct RowLayout {
+  int32_t dims;
+  int64_t sizes[kMaxRowDims];
+  int64_t strides[kMaxRowDims];
+};
+
+AUTOMODEL_NUMERICS int64_t row_offset(const RowLayout& layout, int64_t row) {
+  if (layout.dims == 1) return row * layout.strides[0];
+  int64_t offset = 0;
+  for (int dim = layout.dims - 1; dim >= 0; --dim) {
+    const int64_t size = layout.sizes[dim];
+    offset += (row % size) * layout.strides[dim];
+    row /= size;
+  }
+  return offset;
+}
+
+struct ForwardParams {
+  const void* x;
+  RowLayout x_layout;
+  const void* weight;  // null without weight
+  void* y;             // contiguous
+  void* rstd;          // contiguous; null when nobody asked for it
+  int64_t rows;
+  int64_t hidden;
+  double eps;
+  DType x_dtype;
+  DType weight_dtype;  // kNone without weight
+  bool zero_centered_gamma;
+};
+
+// A unit is unit_leaves consecutive leaves (a power of two, so it is a subtree) whose part of
+// grad_weight one worker sums into row `unit` of partials. Join then sums the units.
+struct BackwardParams {
+  const void* grad_y;
+  RowLayout grad_y_layout;
+  const void* x;
+  RowLayout x_layout;
+  const void* weight;  // null without weight
+  const void* rstd;    // contiguous
+  void* grad_x;        // contiguous; null when nobody asked for it
+  void* grad_weight;   // null when nobody asked for it
+  void* partials;      // A, [units, hidden]; null without grad_weight
+  int64_t rows;
+  int64_t hidden;
+  int64_t unit_leaves;
+  int64_t units;
+  DType x_dtype;
+  DType weight_dtype;  // how weight is read; kNone without weight
+  bool zero_centered_gamma;
+};
+
+}  // namespace automodel::numerics

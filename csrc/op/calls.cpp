@@ -1,0 +1,39 @@
+#include "op/calls.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace automodel::op {
+namespace {
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+}  // namespace
+
+at::Tensor call_rms_norm(const at::Tensor& x, const OptionalTensor& weight, double eps,
+                         bool zero_centered_gamma) {
+  static const auto op = find<at::Tensor(const at::Tensor&, const OptionalTensor&, double, bool)>(
+      "automodel::rms_norm");
+  return op.call(x, weight, eps, zero_centered_gamma);
+}
+
+std::tuple<at::Tensor, at::Tensor> call_forward(const at::Tensor& x, const OptionalTensor& weight,
+                                                double eps, bool zero_centered_gamma) {
+  static const auto op = find<std::tuple<at::Tensor, at::Tensor>(
+      const at::Tensor&, const OptionalTensor&, double, bool)>("automodel::rms_norm_forward");
+  return op.call(x, weight, eps, zero_centered_gamma);
+}
+
+std::tuple<at::Tensor, at::Tensor> call_backward(const at::Tensor& grad_y, const at::Tensor& x,
+                                                 const OptionalTensor& weight,
+                                                 const at::Tensor& rstd, bool zero_centered_gamma,
+                                                 std::array<bool, 2> output_mask) {
+  static const auto op = find<std::tuple<at::Tensor, at::Tensor>(
+      const at::Tensor&, const at::Tensor&, const OptionalTensor&, const at::Tensor&, bool,
+      std::array<bool, 2>)>("automodel::rms_norm_backward");
+  return op.call(grad_y, x, weight, rstd, zero_centered_gamma, output_mask);
+}
+
+}  // namespace automodel::op

@@ -1,0 +1,120 @@
+// The three ops on a device, written once: checks, outputs, params. A device supplies how kernels
+// are run:
+//
+//   struct Device {
+//     explicit Device(const at::Tensor& x);              // makes x's device current while it lives
+//     void forward(const numerics::ForwardParams&);
+//     int64_t unit_leaves(const numerics::BackwardParams&);  // how it cuts grad_weight's rows
+//     void backward(const numerics::BackwardParams&);
+//   };
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "numerics/params.h"
+#include "numerics/spec.h"
+#include "op/checks.h"
+#include "op/outputs.h"
+#include "op/rows.h"
+
+namespace automodel::op {
+
+template <class Device>
+struct Ops {
+  static at::Tensor rms_norm(const at::Tensor& x, const OptionalTensor& weight, double eps,
+                             bool zero_centered_gamma) {
+    check_forward("rms_norm", x, weight, eps);
+    at::Tensor y = new_like_x(x);
+    forward(x, weight, eps, zero_centered_gamma, y, nullptr);
+    return y;
+  }
+
+  static std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
+                                                             const OptionalTensor& weight,
+                                                             double eps, bool zero_centered_gamma) {
+    check_forward("rms_norm_forward", x, weight, eps);
+    at::Tensor y = new_like_x(x);
+    at::Tensor rstd = new_rstd(x);
+    forward(x, weight, eps, zero_centered_gamma, y, rstd.mutable_data_ptr());
+    return {std::move(y), std::move(rstd)};
+  }
+
+  static std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
+      const at::Tensor& grad_y, const at::Tensor& x, const OptionalTensor& weight,
+      const at::Tensor& rstd, bool zero_centered_gamma, std::array<bool, 2> output_mask) {
+    check_backward(grad_y, x, weight, rstd, output_mask);
+    at::Tensor grad_x = new_grad_x(x, output_mask[0]);
+    at::Tensor grad_weight = new_grad_weight(x, weight, output_mask[1]);
+    if (x.numel() == 0) {
+      if (output_mask[1]) grad_weight.zero_();
+      return {std::move(grad_x), std::move(grad_weight)};
+    }
+    if (!output_mask[0] && !output_mask[1]) return {std::move(grad_x), std::move(grad_weight)};
+
+    const Rows x_rows = as_rows(x);
+    const Rows grad_y_rows = as_rows(grad_y);
+    const at::Tensor gain = contiguous_weight(weight);
+    const at::Tensor rstd_rows = rstd.contiguous();
+    numerics::BackwardParams params{};
+    params.grad_y = grad_y_rows.tensor.const_data_ptr();
+    params.grad_y_layout = grad_y_rows.layout;
+    params.x = x_rows.tensor.const_data_ptr();
+    params.x_layout = x_rows.layout;
+    params.weight = gain.defined() ? gain.const_data_ptr() : nullptr;
+    params.rstd = rstd_rows.const_data_ptr();
+    params.grad_x = output_mask[0] ? grad_x.mutable_data_ptr() : nullptr;
+    params.grad_weight = output_mask[1] ? grad_weight.mutable_data_ptr() : nullptr;
+    params.rows = rstd.numel();
+    params.hidden = x.size(-1);
+    params.x_dtype = dtype_of(x);
+    params.weight_dtype = gain.defined() ? dtype_of(gain) : numerics::DType::kNone;
+    params.zero_centered_gamma = zero_centered_gamma;
+
+    Device device(x);  // before the allocations below
+    const int64_t leaves = numerics::leaves_in(params.rows);
+    params.unit_leaves = device.unit_leaves(params);
+    params.units = (leaves + params.unit_leaves - 1) / params.unit_leaves;
+    at::Tensor partials;
+    if (output_mask[1]) {
+      partials = at::empty({params.units, params.hidden}, rstd.options());
+      params.partials = partials.mutable_data_ptr();
+    }
+    device.backward(params);
+    return {std::move(grad_x), std::move(grad_weight)};
+  }
+
+  static void register_in(torch::Library& library) {
+    library.impl("rms_norm", rms_norm);
+    library.impl("rms_norm_forward", rms_norm_forward);
+    library.impl("rms_norm_backward", rms_norm_backward);
+  }
+
+ private:
+  static at::Tensor contiguous_weight(const OptionalTensor& weight) {
+    return weight.has_value() ? weight->contiguous() : at::Tensor();
+  }
+
+  static void forward(const at::Tensor& x, const OptionalTensor& weight, double eps,
+                      bool zero_centered_gamma, at::Tensor& y, void* rstd) {
+    if (x.numel() == 0) return;
+    const Rows x_rows = as_rows(x);
+    const at::Tensor gain = contiguous_weight(weight);
+    numerics::ForwardParams params{};
+    params.x = x_rows.tensor.const_data_ptr();
+    params.x_layout = x_rows.layout;
+    params.weight = gain.defined() ? gain.const_data_ptr() : nullptr;
+    params.y = y.mutable_data_ptr();
+    params.rstd = rstd;
+    params.hidden = x.size(-1);
+    params.rows = x.numel() / params.hidden;
+    params.eps = eps;
+    params.x_dtype = dtype_of(x);
+    params.weight_dtype = gain.defined() ? dtype_of(gain) : numerics::DType::kNone;
+    params.zero_centered_gamma = zero_centered_gamma;
+    Device(x).forward(params);
+  }
+};
+
+}  // namespace automodel::op

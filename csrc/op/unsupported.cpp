@@ -1,0 +1,53 @@
+// Every backend without kernels of its own: sparse and quantised tensors, other accelerators, and
+// CUDA in a CPU-only build.
+#include <torch/library.h>
+
+#include "op/checks.h"
+
+namespace automodel::op {
+namespace {
+
+[[noreturn]] void refuse(const char* op, const at::Tensor& x, const OptionalTensor& weight) {
+  check_dense(op, "x", x);
+  if (weight.has_value()) check_dense(op, "weight", *weight);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !x.is_cuda(), op, ": x is on ", x.device(),
+      ", but this automodel-rms-norm was built without CUDA kernels; install it again where nvcc "
+      "of "
+      "torch's CUDA version is found, with AUTOMODEL_RMS_NORM_CUDA=ON to see what is missing");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": x must be on a cpu or cuda device, got ", x.device());
+}
+
+at::Tensor rms_norm(const at::Tensor& x, const OptionalTensor& weight, double, bool) {
+  refuse("rms_norm", x, weight);
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
+                                                    const OptionalTensor& weight, double, bool) {
+  refuse("rms_norm_forward", x, weight);
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad_y, const at::Tensor& x,
+                                                     const OptionalTensor& weight,
+                                                     const at::Tensor& rstd, bool,
+                                                     std::array<bool, 2>) {
+  check_dense("rms_norm_backward", "grad_y", grad_y);
+  check_dense("rms_norm_backward", "rstd", rstd);
+  refuse("rms_norm_backward", x, weight);
+}
+
+void register_in(torch::Library& library) {
+  library.impl("rms_norm", rms_norm);
+  library.impl("rms_norm_forward", rms_norm_forward);
+  library.impl("rms_norm_backward", rms_norm_backward);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(automodel, CompositeExplicitAutograd, m) { register_in(m); }
+
+// The alias above leaves nested tensors out.
+TORCH_LIBRARY_IMPL(automodel, NestedTensorCPU, m) { register_in(m); }
+TORCH_LIBRARY_IMPL(automodel, NestedTensorCUDA, m) { register_in(m); }
+
+}  // namespace automodel::op

@@ -1,0 +1,1 @@
+"""``numerics-gate``: does a norm keep the numerics contract on this machine?"""

@@ -1,0 +1,96 @@
+"""One run of the gate: every check of the chosen properties on this machine's devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import automodel_rms_norm as arn
+from automodel_rms_norm.gate.capture import captured_cases, why_no_capture
+from automodel_rms_norm.gate.cases import Case, accuracy_cases, model_cases
+from automodel_rms_norm.gate.environment import environment
+from automodel_rms_norm.gate.plan import OP, Plan, Property, Target
+from automodel_rms_norm.gate.properties import PROPERTIES
+from automodel_rms_norm.gate.report import Report
+from automodel_rms_norm.gate.runner import Check, Outcome, not_run, run
+
+__all__ = ["check", "why_no_gpu"]
+
+
+def why_no_gpu() -> str:
+    """Why nothing can be run on a GPU here; "" where it can."""
+    if not torch.cuda.is_available():
+        return "no CUDA GPU on this machine"
+    if not (info := arn.build_info())["cuda"]:
+        return f"automodel-rms-norm was built without CUDA kernels: {info['no_cuda_reason']}"
+    return ""
+
+
+def _checks(
+    target: Target, properties: Sequence[Property], device: str, quick: bool
+) -> Iterator[Check]:
+    """Every check, with one that says so for each property that something is missing for."""
+    no_gpu, no_capture, captured = why_no_gpu(), why_no_capture(), list[Case]()
+    if not no_capture:
+        try:
+            captured = captured_cases()
+        except Exception as error:  # a transformers that has moved on
+            no_capture = f"it could not be trained for one step: {type(error).__name__}: {error}"
+    models, accuracy = [*model_cases(quick), *captured], list(accuracy_cases(quick))
+    plans = []
+    for name in ("cpu", "cuda") if device == "auto" else (device,):
+        if name == "cuda" and no_gpu:
+            continue
+
+        def moved(cases: Sequence[Case], to: str = name) -> tuple[Case, ...]:
+            return tuple(case.to(to) for case in cases)
+
+        plans.append(Plan(target, torch.device(name), moved(models), moved(accuracy)))
+    for property in properties:
+        for plan in plans:
+            yield from property.checks(plan)
+        if device == "auto" and no_gpu:
+            yield not_run(property.key, "every case on a GPU", f"GPU part: {no_gpu}")
+        if no_capture and property.key != "P7":
+            yield not_run(property.key, "norms of a real model", f"real model: {no_capture}")
+
+
+def check(
+    target: Target = OP,
+    properties: Sequence[Property] = PROPERTIES,
+    device: str = "auto",
+    quick: bool = False,
+    console: Console | None = None,
+) -> Report:
+    """Runs the checks on this machine.
+
+    Args:
+        target: the norm.
+        properties: the ones to check.
+        device: "cpu", "cuda", or "auto" for both, as far as they are here.
+        quick: with fewer widths and dtypes.
+        console: where progress is shown; nowhere by default.
+    """
+    start = time.monotonic()
+    console = console or Console(quiet=True)
+    outcomes: list[Outcome] = []
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("making inputs", total=None)
+        checks = list(_checks(target, properties, device, quick))
+        progress.update(task, total=len(checks))
+        meanings = {property.key: property.meaning for property in properties}
+        for outcome in run(checks):
+            outcomes.append(outcome)
+            progress.update(task, description=meanings[outcome.property], advance=1)
+    seconds = time.monotonic() - start
+    return Report(target.name, meanings, environment(), outcomes, seconds)

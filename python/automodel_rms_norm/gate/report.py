@@ -1,0 +1,136 @@
+"""The outcomes as one table for a terminal, and as JSON. Knows nothing of what was checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from automodel_rms_norm.gate.runner import FAILS, HOLDS, NOT_RUN, Outcome
+
+__all__ = ["Report", "Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A property's share of the outcomes."""
+
+    key: str
+    meaning: str
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def failures(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.status == FAILS]
+
+    @property
+    def cases(self) -> int:
+        """How many checks were run."""
+        return sum(outcome.status != NOT_RUN for outcome in self.outcomes)
+
+    def reasons(self) -> Counter[str]:
+        """Why checks were not run, and how many for each reason."""
+        return Counter(o.detail for o in self.outcomes if o.status == NOT_RUN)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was checked, where, and what came of it. ``meanings`` has the properties in order."""
+
+    target: str
+    meanings: dict[str, str]
+    environment: dict[str, str]
+    outcomes: Sequence[Outcome]
+    seconds: float
+
+    @property
+    def rows(self) -> list[Row]:
+        return [
+            Row(key, meaning, tuple(o for o in self.outcomes if o.property == key))
+            for key, meaning in self.meanings.items()
+        ]
+
+    @property
+    def holds(self) -> bool:
+        """Whether something was run and nothing failed."""
+        statuses = {outcome.status for outcome in self.outcomes}
+        return HOLDS in statuses and FAILS not in statuses
+
+    def verdict(self) -> str:
+        """One sentence."""
+        cases = sum(row.cases for row in self.rows)
+        failing = [row.key for row in self.rows if row.failures]
+        if failing:
+            failed = sum(len(row.failures) for row in self.rows)
+            return f"{', '.join(failing)} of {self.target} fail: {failed} of {cases} cases"
+        if not cases:
+            return f"no case of {self.target} could be run"
+        return f"{self.target} holds in all {cases} cases"
+
+    def print(self, console: Console) -> None:
+        """Prints the table, the environment and the verdict."""
+        console.print(self._table(), self._environment())
+        style = "bold green" if self.holds else "bold red"
+        console.print(Text(f"{self.verdict()}, {self.seconds:.0f} s", style=style))
+
+    def _table(self) -> RenderableType:
+        table = Table(title=self.target, title_justify="left", show_lines=True)
+        for heading in ("property", "what it means"):
+            table.add_column(heading)
+        for heading in ("cases", "failures"):
+            table.add_column(heading, justify="right")
+        table.add_column("first difference", overflow="fold")
+        for row in self.rows:
+            failures = len(row.failures)
+            style = "red" if failures else "green" if row.cases else "yellow"
+            table.add_row(
+                Text(row.key, style=style),
+                row.meaning,
+                str(row.cases),
+                Text(str(failures), style="red" if failures else ""),
+                _remarks(row),
+            )
+        return table
+
+    def _environment(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for name, value in self.environment.items():
+            table.add_row(Text(name, style="dim"), Text(value))
+        return table
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values: verdict, environment, a summary for each property, every outcome."""
+        return {
+            "target": self.target,
+            "holds": self.holds,
+            "seconds": round(self.seconds, 1),
+            "environment": self.environment,
+            "properties": [
+                {
+                    "property": row.key,
+                    "meaning": row.meaning,
+                    "cases": row.cases,
+                    "failures": len(row.failures),
+                    "not_run": dict(row.reasons()),
+                    "first_difference": asdict(row.failures[0]) if row.failures else None,
+                }
+                for row in self.rows
+            ],
+            "outcomes": [asdict(outcome) for outcome in self.outcomes],
+        }
+
+
+def _remarks(row: Row) -> RenderableType:
+    remarks = []
+    for failure in row.failures[:1]:
+        place = f"{failure.case}; {failure.context}" if failure.context else failure.case
+        remarks.append(Text(f"{place}\n{failure.detail}"))
+    for reason, count in row.reasons().items():
+        times = f" ({count} times)" if count > 1 else ""
+        remarks.append(Text(f"not run: {reason}{times}", style="yellow"))
+    return Group(*remarks)

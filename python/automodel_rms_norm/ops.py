@@ -1,0 +1,60 @@
+"""The op as a function, and what is known about this build."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from automodel_rms_norm._library import LIBRARY_PATH
+
+from automodel_rms_norm import _C  # isort: skip  (needs the op library)
+
+__all__ = ["build_info", "rms_norm"]
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor | None, eps: float, zero_centered_gamma: bool = False
+) -> Tensor:
+    """RMS normalisation over the last dimension, with the bits that the contract specifies.
+
+    ``y = x * rstd * w`` with ``rstd = 1 / sqrt(mean(x ** 2) + eps)``, computed in float32 (float64
+    for float64 x) and rounded once, to x's dtype. The formula is Zhang and Sennrich, "Root Mean
+    Square Layer Normalization", 2019; the order of every operation is in docs/numerics.md.
+
+    Args:
+        x: (..., hidden), bfloat16, float16, float32 or float64; any strides.
+        weight: (hidden,) or None. bfloat16, float16 or float32; float64 too for float64 x.
+        eps: finite and not negative.
+        zero_centered_gamma: the gain w is ``weight + 1`` (added in float32) instead of ``weight``.
+
+    Returns:
+        y, of x's shape and dtype, contiguous, also under autocast.
+
+    Raises:
+        RuntimeError, TypeError, ValueError or NotImplementedError: naming the argument and both
+        values.
+
+    Differentiable once with respect to x and weight in reverse mode. Second derivatives and
+    forward-mode AD raise an error that names the op.
+    """
+    return cast(Tensor, torch.ops.automodel.rms_norm(x, weight, eps, zero_centered_gamma))
+
+
+def build_info() -> dict[str, Any]:
+    """What this installation is: a dict of plain values.
+
+    ``version``, ``torch`` and ``cuda`` it was built with (``cuda`` is "" for a CPU-only build, with
+    ``no_cuda_reason``), ``cuda_architectures``, ``compiler``, the CPU instruction sets compiled in,
+    supported here and active, the ``contract`` (version and constants) and the path of the op
+    library, which C++ programs load.
+    """
+    info: dict[str, Any] = dict(_C.build_info())
+    for key in ("cuda_architectures", "cpu_isas_compiled"):
+        info[key] = info[key].split()
+    info["cpu_isas_supported"] = _C.supported_isas()
+    info["cpu_isa"] = _C.active_isa()
+    info["contract"] = dict(_C.contract())
+    info["library"] = str(LIBRARY_PATH)
+    return info

@@ -1,0 +1,91 @@
+"""Assertions on bits, for this package's tests, its gate and other projects' norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from automodel_rms_norm import bits
+from automodel_rms_norm.contexts import (
+    AUTOGRAD_CONTEXTS,
+    COMPILE_MODES,
+    Function,
+    Inputs,
+    run_mode_contexts,
+)
+
+__all__ = ["COMPILE_MODES", "assert_bitwise_equal", "assert_context_parity"]
+
+
+def assert_bitwise_equal(actual: Tensor, expected: Tensor, name: str = "tensor") -> None:
+    """Asserts the same dtype, shape and bits, where any NaN equals any NaN.
+
+    Args:
+        actual: any shape (empty too), strides and device.
+        expected: compared on the CPU where it is on another device than `actual`.
+        name: how the message calls the tensor.
+
+    Raises:
+        AssertionError: with how many elements differ and, of the first, the coordinate, both
+            values, both bit patterns and their distance in units in the last place.
+    """
+    if difference := bits.compare(actual, expected, name):
+        raise AssertionError(str(difference))
+
+
+def assert_context_parity(
+    function: Function,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    grad_y: Tensor | None = None,
+    compile_modes: Sequence[str] = COMPILE_MODES,
+    fullgraph: bool = False,
+) -> list[str]:
+    """Asserts that a norm has the same bits in every context of properties P1 and P2.
+
+    Runs ``function(x, weight, eps)`` forward and backward in grad mode, weight an nn.Parameter.
+    Compares with that y, and grad_x and grad_weight where they exist, of: no_grad, inference_mode,
+    x frozen, weight frozen, weight a plain tensor, activation checkpointing; torch.compile in
+    `compile_modes` (also under no_grad, compared with no_grad); torch.export; a replayed CUDA graph
+    for a CUDA x. It clears torch.compile's caches, so that no recompile limit hides a mode.
+
+    Args:
+        function: ``(x, weight, eps) -> y``, differentiable.
+        x: (..., hidden), floating point.
+        weight: (hidden,) or None.
+        eps: passed on.
+        grad_y: y's shape and dtype; by default fixed random values.
+        compile_modes: some of COMPILE_MODES; none with ``()``, which leaves out export too.
+        fullgraph: passed on to torch.compile; without it a graph break is no failure.
+
+    Returns:
+        The names of the contexts that were run; one that cannot be run with these inputs is not
+        among them.
+
+    Raises:
+        AssertionError: naming each context that differs, what from, and the first difference.
+    """
+    if grad_y is None:
+        generator = torch.Generator().manual_seed(0)
+        grad_y = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+    inputs = Inputs(x, weight, grad_y, eps)
+    run_modes = run_mode_contexts(compile_modes, fullgraph)
+    if not compile_modes:
+        run_modes = [context for context in run_modes if context.name != "export"]
+    ran, differences = [], []
+    for context in [*AUTOGRAD_CONTEXTS, *run_modes]:
+        if context.why_not(inputs):
+            continue
+        ran.append(context.name)
+        if difference := context.difference(function, inputs):
+            differences.append(str(difference))
+    if differences:
+        raise AssertionError(
+            f"the bits differ in {len(differences)} of {len(ran)} contexts\n"
+            + "\n".join(differences)
+        )
+    return ran

@@ -1,0 +1,183 @@
+// Runs the CUDA kernels over the golden cases without torch and compares digests; small and
+// deterministic, for compute-sanitizer. Buffers have the exact size, so memcheck sees every access
+// outside of them.
+//
+//   cuda_driver [largest number of elements of a case to run]
+#include <cuda_runtime_api.h>
+
+#include <cinttypes>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "cuda/launch.h"
+#include "golden_run.h"
+#include "numerics/golden.h"
+
+namespace automodel::testing {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+#define CHECK_CUDA(call) check(call, #call)
+
+class DeviceBuffer {
+ public:
+  // Null without bytes.
+  explicit DeviceBuffer(size_t bytes) {
+    if (bytes != 0) CHECK_CUDA(cudaMalloc(&data_, bytes));
+  }
+  ~DeviceBuffer() { cudaFree(data_); }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+
+  unsigned char* data() const { return static_cast<unsigned char*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+};
+
+// How a case is run, other than as it is.
+struct Variant {
+  const char* name;
+  int64_t shift;  // elements before the first row, which takes its alignment
+  int64_t gap;    // elements after each row of x and grad_y
+  bool want_grad_x;
+  bool want_grad_weight;
+};
+constexpr Variant kVariants[] = {{"whole", 0, 0, true, true},
+                                 {"unaligned", 1, 3, true, true},
+                                 {"unaligned, x frozen", 1, 0, false, true},
+                                 {"x frozen", 0, 0, false, true},
+                                 {"weight frozen", 0, 0, true, false}};
+
+// `rows` rows of `bytes` on the device; the buffer ends with the last one.
+class DeviceRows {
+ public:
+  DeviceRows(DType dtype, int64_t rows, int64_t hidden, const Variant& variant)
+      : row_(size_of(dtype) * static_cast<size_t>(hidden)),
+        pitch_(row_ + size_of(dtype) * static_cast<size_t>(variant.gap)),
+        shift_(size_of(dtype) * static_cast<size_t>(variant.shift)),
+        rows_(row_ == 0 ? 0 : static_cast<size_t>(rows)),
+        buffer_(rows_ == 0 ? 0 : shift_ + pitch_ * (rows_ - 1) + row_) {}
+
+  void* data() const { return rows_ == 0 ? nullptr : buffer_.data() + shift_; }
+
+  void upload(const Bytes& bytes) {
+    if (rows_ == 0) return;
+    CHECK_CUDA(
+        cudaMemcpy2D(data(), pitch_, bytes.data(), row_, row_, rows_, cudaMemcpyHostToDevice));
+  }
+
+  void download(Bytes& bytes) const {
+    if (rows_ == 0) return;
+    CHECK_CUDA(
+        cudaMemcpy2D(bytes.data(), row_, data(), pitch_, row_, rows_, cudaMemcpyDeviceToHost));
+  }
+
+ private:
+  size_t row_;
+  size_t pitch_;
+  size_t shift_;
+  size_t rows_;
+  DeviceBuffer buffer_;
+};
+
+int multiprocessors() {
+  int count = 0;
+  CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+
+Outputs run_on_device(const GoldenCase& c, const Inputs& inputs, const Variant& variant) {
+  Variant dense = variant;
+  dense.gap = 0;
+  const DType a = accumulate_dtype(c);
+  DeviceRows x(c.x_dtype, c.rows, c.hidden, variant);
+  DeviceRows grad_y(c.x_dtype, c.rows, c.hidden, variant);
+  DeviceRows weight(c.weight_dtype, 1, c.hidden, dense);
+  DeviceRows y(c.x_dtype, c.rows, c.hidden, dense);
+  DeviceRows rstd(a, 1, c.rows, dense);
+  DeviceRows grad_x(c.x_dtype, c.rows, c.hidden, dense);
+  DeviceRows grad_weight(c.weight_dtype, 1, c.hidden, dense);
+  x.upload(inputs.x);
+  grad_y.upload(inputs.grad_y);
+  weight.upload(inputs.weight);
+
+  const Pointers p{x.data(),
+                   weight.data(),
+                   grad_y.data(),
+                   y.data(),
+                   rstd.data(),
+                   variant.want_grad_x ? grad_x.data() : nullptr,
+                   variant.want_grad_weight ? grad_weight.data() : nullptr};
+  auto forward = forward_params(c, p);
+  forward.x_layout.strides[0] += variant.gap;
+  CHECK_CUDA(cuda::launch_forward(forward, nullptr));
+
+  auto backward = backward_params(c, p, 1);
+  backward.x_layout.strides[0] += variant.gap;
+  backward.grad_y_layout.strides[0] += variant.gap;
+  backward.unit_leaves = cuda::choose_unit_leaves(backward, multiprocessors());
+  const int64_t leaves = numerics::leaves_in(c.rows);
+  backward.units = (leaves + backward.unit_leaves - 1) / backward.unit_leaves;
+  const bool has_partials = backward.grad_weight != nullptr;
+  DeviceRows partials(a, has_partials ? backward.units : 0, c.hidden, dense);
+  backward.partials = has_partials ? partials.data() : nullptr;
+  CHECK_CUDA(cuda::launch_backward(backward, nullptr));
+  CHECK_CUDA(cudaDeviceSynchronize());
+
+  Outputs outputs = make_outputs(c);
+  y.download(outputs.y);
+  rstd.download(outputs.rstd);
+  if (variant.want_grad_x) grad_x.download(outputs.grad_x);
+  if (variant.want_grad_weight) grad_weight.download(outputs.grad_weight);
+  return outputs;
+}
+
+// The name of the first output whose digest differs, null if none does.
+const char* first_difference(const GoldenDigests& got, const GoldenDigests& expected,
+                             const Variant& variant) {
+  if (got.y != expected.y) return "y";
+  if (got.rstd != expected.rstd) return "rstd";
+  if (variant.want_grad_x && got.grad_x != expected.grad_x) return "grad_x";
+  if (variant.want_grad_weight && got.grad_weight != expected.grad_weight) return "grad_weight";
+  return nullptr;
+}
+
+int run_all(int64_t max_elements) {
+  int runs = 0;
+  for (int number = 0; number < numerics::kGoldenCaseCount; ++number) {
+    const GoldenCase& c = numerics::kGoldenCases[number];
+    if (c.rows * c.hidden > max_elements) continue;
+    const Inputs inputs = make_inputs(c, number);
+    for (const Variant& variant : kVariants) {
+      const std::string name = name_of(c, number) + " (" + variant.name + ")";
+      try {
+        const GoldenDigests got = digests_of(c, run_on_device(c, inputs, variant));
+        const char* difference = first_difference(got, numerics::kGoldenDigests[number], variant);
+        if (difference != nullptr) {
+          std::printf("%s: %s differs from the golden digest\n", name.c_str(), difference);
+          return 1;
+        }
+      } catch (const std::runtime_error& error) {
+        std::printf("%s: %s\n", name.c_str(), error.what());
+        return 1;
+      }
+      ++runs;
+    }
+  }
+  std::printf("%d runs, all digests as in numerics/golden.h\n", runs);
+  return runs > 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace automodel::testing
+
+int main(int argc, char** argv) {
+  return automodel::testing::run_all(argc > 1 ? std::atoll(argv[1]) : INT64_MAX);
+}

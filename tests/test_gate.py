@@ -1,0 +1,414 @@
+"""numerics-gate: its exit codes and words, and that a fault is found under the right property."""
+
+import io
+import json
+import math
+import re
+from functools import partial
+
+import automodel_rms_norm as arn
+import pytest
+import torch
+from automodel_rms_norm import contexts, golden
+from automodel_rms_norm.bits import Difference
+from automodel_rms_norm.gate import capture, check, cli, properties, rows, runner
+from automodel_rms_norm.gate.cases import MODELS, Case, accuracy_cases, model_cases
+from automodel_rms_norm.gate.plan import OP, Target
+from automodel_rms_norm.gate.properties import PROPERTIES
+from automodel_rms_norm.gate.report import Report
+from automodel_rms_norm.gate.runner import FAILS, HOLDS, NOT_RUN, Check, NotRunError, Outcome
+from rich.console import Console
+
+KEYS = [property.key for property in PROPERTIES]
+EAGER = [key for key in KEYS if key != "P2"]  # for faults that no compiler has to see
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole gate on two models' cases, few accuracy and golden ones, one compile mode."""
+    models = [case for case in model_cases(quick=True) if " 128, " in case.label]
+    accuracy = list(accuracy_cases(quick=True))[:4]
+    golden_cases = golden.cases()[9:14]
+    monkeypatch.setattr(check, "model_cases", lambda quick: models)
+    monkeypatch.setattr(check, "accuracy_cases", lambda quick: accuracy)
+    monkeypatch.setattr(check, "captured_cases", list)
+    monkeypatch.setattr(golden, "cases", lambda: golden_cases)
+    monkeypatch.setattr(
+        properties, "run_mode_contexts", partial(contexts.run_mode_contexts, ("static",))
+    )
+
+
+def failing(target: Target, *keys: str) -> set[str]:
+    chosen = [property for property in PROPERTIES if not keys or property.key in keys]
+    report = check.check(target, chosen, device="cpu")
+    assert all(row.cases > 0 for row in report.rows)
+    return {row.key for row in report.rows if row.failures}
+
+
+# --- Faults ---------------------------------------------------------------------------------------
+
+
+def norm(x, weight, eps, zero_centered_gamma):
+    return arn.rms_norm(x, weight, eps, zero_centered_gamma)
+
+
+def other_bits(x, weight, eps, zero_centered_gamma):
+    return arn.rms_norm(x, weight, eps + 0.5, zero_centered_gamma)
+
+
+def by_grad_mode(x, *others):
+    return (norm if torch.is_grad_enabled() else other_bits)(x, *others)
+
+
+def by_compiler(x, *others):
+    return (other_bits if torch.compiler.is_compiling() else norm)(x, *others)
+
+
+def by_rank(x, *others):
+    return (other_bits if x.dim() == 4 else norm)(x, *others)
+
+
+def by_batch(x, *others):
+    return (other_bits if x.shape[0] == 2 else norm)(x, *others)
+
+
+def by_other_rows(x, *others):
+    return (other_bits if x.isnan().any() else norm)(x, *others)
+
+
+def by_thread_count(x, *others):
+    return (other_bits if torch.get_num_threads() == 3 else norm)(x, *others)
+
+
+def by_instruction_set(x, *others):
+    return (other_bits if arn._C.active_isa() == "scalar" else norm)(x, *others)
+
+
+def inaccurate(x, weight, eps, zero_centered_gamma):
+    return norm(x, weight, eps, zero_centered_gamma) * (1 + 2.0**-6)
+
+
+def last_bit(x, *others):
+    """float32 y up by one unit in the last place: accurate, but not what is recorded."""
+    y = norm(x, *others)
+    if x.dtype != torch.float32:
+        return y
+    above = torch.nextafter(y.detach(), torch.full_like(y, math.inf))
+    return y + (above - y.detach())
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor, factor):
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor, None
+
+
+def grad_weight_by_rank(x, weight, *others):
+    if x.dim() == 4:
+        weight = Scaled.apply(weight, 2.0)
+    return norm(x, weight, *others)
+
+
+calls = iter(range(1 << 30))
+
+
+def grad_weight_by_run(x, weight, *others):
+    return norm(x, Scaled.apply(weight, 1.0 + next(calls)), *others)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("function", "checked", "expected"),
+    [
+        (norm, (), set()),
+        (by_grad_mode, (), {"P1"}),
+        (by_compiler, (), {"P2"}),
+        (by_batch, EAGER, {"P3"}),
+        (by_other_rows, EAGER, {"P3"}),
+        (by_rank, EAGER, {"P3", "P5"}),
+        (by_thread_count, EAGER, {"P3", "P5"}),
+        (grad_weight_by_rank, EAGER, {"P5"}),
+        (grad_weight_by_run, ("P3", "P5"), {"P5"}),
+        (inaccurate, EAGER, {"P6", "P7"}),
+        (last_bit, EAGER, {"P7"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_fault_fails_its_property_alone(function, checked, expected):
+    assert failing(Target("faulty", function), *checked) == expected
+
+
+@pytest.mark.usefixtures("small")
+def test_a_fault_of_one_instruction_set():
+    if len(arn.build_info()["cpu_isas_supported"]) == 1:
+        pytest.skip("this CPU has one instruction set")
+    before = arn._C.active_isa()
+    keys = ("P1", "P3", "P4", "P5", "P6")
+    assert failing(Target("faulty", by_instruction_set), *keys) == {"P4"}
+    assert arn._C.active_isa() == before
+
+
+@pytest.mark.usefixtures("small")
+def test_a_fault_in_rstd():
+    def rstd(x, *others):
+        result = torch.ops.automodel.rms_norm_forward(x, *others)[1]
+        return result * 2 if x.dim() == 4 else result
+
+    assert failing(Target("faulty", norm, rstd), "P3", "P4", "P5", "P7") == {"P3"}
+
+
+@pytest.mark.usefixtures("small")
+def test_a_function_that_raises_is_a_failure_of_that_case():
+    def moody(x, *others):
+        if x.dim() == 4:
+            raise RuntimeError("no four dimensions\nplease")
+        return norm(x, *others)
+
+    report = check.check(Target("moody", moody), PROPERTIES[2:3], device="cpu")
+    (row,) = report.rows
+    assert {failure.context for failure in row.failures} == {"other rank"}
+    assert row.failures[0].detail == "raised RuntimeError: no four dimensions"
+    assert row.cases > len(row.failures)
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small")
+def test_exit_0_where_all_hold(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    path = tmp_path / "report.json"
+    assert cli.main(["check", "--device", "cpu", "--quick", "--json", str(path)]) == 0
+    text = capsys.readouterr().out
+    for property in PROPERTIES:
+        assert re.search(rf"{property.key} +│ {re.escape(property.meaning)} +│ +\d+ │ +0 │", text)
+    assert re.search(r"automodel_rms_norm.rms_norm holds in all \d+ cases, \d+ s", text)
+    for words in (f"torch +{re.escape(torch.__version__)}", "contract +version 1", arn.__version__):
+        assert re.search(words, text)
+
+    report = json.loads(path.read_text())
+    assert report["holds"] is True
+    assert list(report) == ["target", "holds", "seconds", "environment", "properties", "outcomes"]
+    assert [row["property"] for row in report["properties"]] == KEYS
+    for row in report["properties"]:
+        ours = [o for o in report["outcomes"] if o["property"] == row["property"]]
+        assert row["cases"] == sum(o["status"] == HOLDS for o in ours) > 0
+        assert (row["failures"], row["first_difference"]) == (0, None)
+    assert {"torch", "CUDA", "GPU", "CPU", "instruction set", "contract"} <= set(
+        report["environment"]
+    )
+
+
+@pytest.mark.usefixtures("small")
+def test_exit_1_and_the_first_difference_where_one_fails(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "220")
+    monkeypatch.setattr(cli, "OP", Target("faulty.norm", by_batch))
+    path = tmp_path / "report.json"
+    arguments = ["check", "--device", "cpu", "--property", "p5,P3", "--json", str(path)]
+    assert cli.main(arguments) == 1
+    text = capsys.readouterr().out
+    assert re.search(r"P3 of faulty.norm fail: \d+ of \d+ cases", text)
+    assert re.search(r"y, other batch size: \d+ of \d+ elements differ", text)
+    assert re.search(r"first: y, other batch size\[0, 0\] = \S+ \(0x\w{4}\), expected", text)
+    assert "P1" not in text
+
+    report = json.loads(path.read_text())
+    assert report["holds"] is False
+    rows_, weight = report["properties"]
+    assert (rows_["property"], weight["property"]) == ("P3", "P5")
+    assert (rows_["failures"] > 0, weight["failures"]) == (True, 0)
+    first = rows_["first_difference"]
+    assert (first["context"], first["status"]) == ("other batch size", FAILS)
+    assert first["difference"]["coordinate"] == [0, 0]
+    assert first["difference"]["actual_bits"].startswith("0x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "the following arguments are required: command"),
+        (["chekc"], "invalid choice: 'chekc'"),
+        (["check", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["check", "--property", "P1,P9"], "there is no property 'P9'; choose from P1, P2, P3"),
+        (["check", "--fast"], "unrecognized arguments: --fast"),
+        (["check", "--json"], "argument --json: expected one argument"),
+        (["check", "--json", "/nowhere/report.json"], "/nowhere/report.json: No such file"),
+    ],
+    ids=" ".join,
+)
+def test_exit_2_for_a_wrong_argument(arguments, sentence, capsys):
+    try:
+        status = cli.main(arguments)
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    error = capsys.readouterr().err
+    assert error.startswith("numerics-gate: ")
+    assert sentence in error
+    assert len(error.splitlines()) == 1
+
+
+def test_exit_2_for_a_gpu_that_is_not_there(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["check", "--device", "cuda"]) == 2
+    assert "--device cuda: no CUDA GPU on this machine" in capsys.readouterr().err
+
+
+# --- What could not be run ------------------------------------------------------------------------
+
+
+def printed(report: Report) -> str:
+    output = io.StringIO()
+    report.print(Console(file=output, width=200))
+    return output.getvalue()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_missing_gpu_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    report = check.check(OP, PROPERTIES[3:5])
+    assert report.holds
+    for row in report.rows:
+        assert row.reasons() == {"GPU part: no CUDA GPU on this machine": 1}
+    assert printed(report).count("not run: GPU part: no CUDA GPU on this machine") == 2
+
+
+@pytest.mark.usefixtures("small")
+def test_missing_transformers_are_said_with_the_remedy(monkeypatch):
+    reason = "no transformers with Qwen3 here; pip install 'transformers>=4.57'"
+
+    def missing(name: str):
+        raise ImportError(name)
+
+    monkeypatch.setattr(capture, "import_module", missing)
+    report = check.check(OP, [PROPERTIES[4], PROPERTIES[6]], device="cpu")
+    assert [dict(row.reasons()) for row in report.rows] == [{f"real model: {reason}": 1}, {}]
+    assert reason in printed(report)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_model_that_fails_is_said(monkeypatch):
+    def broken():
+        raise AttributeError("no such attribute")
+
+    monkeypatch.setattr(check, "captured_cases", broken)
+    (row,) = check.check(OP, PROPERTIES[4:5], device="cpu").rows
+    (reason,) = row.reasons()
+    assert reason.endswith("AttributeError: no such attribute")
+
+
+def test_nothing_run_is_no_success():
+    outcomes = [Outcome("A", "every case", "", NOT_RUN, "no reason")]
+    report = Report("thing", {"A": "is so"}, {}, outcomes, 0.0)
+    assert not report.holds
+    assert "no case of thing could be run" in printed(report)
+
+
+# --- Parts ----------------------------------------------------------------------------------------
+
+
+def test_outcomes_of_checks():
+    def raises(error: Exception):
+        def run():
+            raise error
+
+        return run
+
+    checks = [
+        Check("A", "one", "here", lambda: None),
+        Check("A", "two", "here", lambda: Difference("y", "1 of 2 elements differ")),
+        Check("A", "three", "here", raises(NotRunError("too dark"))),
+        Check("A", "four", "here", raises(ValueError("wrong\nvery"))),
+    ]
+    assert [(o.case, o.status, o.detail) for o in runner.run(checks)] == [
+        ("one", HOLDS, ""),
+        ("two", FAILS, "y: 1 of 2 elements differ"),
+        ("three", NOT_RUN, "too dark"),
+        ("four", FAILS, "raised ValueError: wrong"),
+    ]
+
+
+def test_model_cases_have_every_width_and_gains_away_from_1():
+    widths = {width for width, _, _ in MODELS}
+    assert widths == {128, 1024, 2048, 2688, 3072, 4096, 5120, 8192, 16384}
+    seen = set()
+    cases = list(model_cases())
+    for case in cases:
+        x, weight, grad_y, _ = case.inputs
+        assert x.shape == grad_y.shape
+        assert x.dtype == grad_y.dtype
+        seen.add(x.shape[-1])
+        if weight is not None:
+            assert weight.unique().numel() > 16
+            centre = 0.0 if case.zero_centered_gamma else 1.0
+            assert abs(weight.double().mean().item() - centre) < 0.2
+    assert seen == widths
+    assert len({case.label for case in cases}) == len(cases)
+
+
+def test_captured_cases_are_every_norm_of_the_model():
+    pytest.importorskip("transformers")
+    state = torch.random.get_rng_state()
+    cases = capture.captured_cases()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    names = [case.label.split(",")[0] for case in cases]
+    layers = ["input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm"]
+    expected = [f"Qwen3 layers.{layer}.{name}" for layer in (0, 1) for name in layers]
+    assert names == [*expected, "Qwen3 norm"]
+    for case in cases:
+        x, weight, grad_y, eps = case.inputs
+        assert x.dtype == weight.dtype == grad_y.dtype == torch.bfloat16
+        assert x.shape == grad_y.shape
+        assert x.shape[-1] == (128 if "self_attn" in case.label else 256)
+        assert eps == 1e-6
+        assert weight.std() > 0.1
+        assert grad_y.count_nonzero() > 0
+    again = capture.captured_cases()
+    for one, other in zip(cases, again, strict=True):
+        for left, right in zip(one.inputs[:3], other.inputs[:3], strict=True):
+            arn.testing.assert_bitwise_equal(left, right)
+
+
+def test_row_variants_hold_the_rows_that_they_say():
+    x = torch.arange(35.0).reshape(7, 5)
+    inputs = contexts.Inputs(x, None, x * 100, 1e-5)
+    for name, vary in rows.ROW_VARIANTS.items():
+        for changed, (here, there) in vary(inputs):
+            assert len(here) > 0, name
+            flat = rows.flat(changed)
+            assert torch.equal(flat.x[here], x[there]), name
+            assert torch.equal(flat.grad_y[here], inputs.grad_y[there]), name
+    strided = rows.LAYOUTS["every second element"](inputs).inputs.x
+    assert strided.stride() == (10, 2)
+    assert rows.LAYOUTS["one element off alignment"](inputs).inputs.x.storage_offset() == 1
+    appended = rows.with_zero_grad_rows(inputs, 9)
+    assert appended.x.shape == (16, 5)
+    assert appended.grad_y[7:].count_nonzero() == 0
+
+
+def test_thread_counts_are_undone():
+    inputs = contexts.Inputs(torch.ones(2, 2), None, torch.ones(2, 2), 1e-5)
+    before = torch.get_num_threads()
+    seen = [torch.get_num_threads() for _ in rows.thread_counts(inputs)]
+    assert seen == [1, 2, 3]
+    assert torch.get_num_threads() == before
+
+
+def test_a_case_moves_to_a_device(device):
+    (case, *_) = model_cases(quick=True)
+    moved: Case = case.to(device)
+    assert moved.inputs.x.device.type == device.type
+    assert moved.label == case.label
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("small")
+def test_the_gate_on_a_gpu():
+    report = check.check(OP, device="cuda")
+    assert report.holds, report.verdict()
+    assert all(row.cases > 0 and not row.reasons() for row in report.rows)

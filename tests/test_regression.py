@@ -1,0 +1,213 @@
+"""The fault that this package is for: it shows in the affected implementation and not in the op.
+
+Each statement is made of both, and the affected implementation has to be seen failing.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import automodel_rms_norm as arn
+import baselines
+import pytest
+import support
+import torch
+from automodel_rms_norm.testing import assert_bitwise_equal, assert_context_parity
+from torch import Tensor
+
+EPS = 1e-5
+ROWS = 4096
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+class ForcedAutotuner:
+    """Inductor's autotuner with its choice as a variable instead of timings within noise.
+
+    Attributes:
+        choice: the number of the candidate configuration that every Triton kernel takes, modulo how
+            many it has.
+        candidates: how many the kernels tuned since the last `clear` had.
+    """
+
+    def __init__(self) -> None:
+        self.choice = 0
+        self.candidates: list[int] = []
+
+    def benchmark_all_configs(self, autotuner: object, *_args: object, **_kwargs: object) -> dict:
+        launchers = autotuner.launchers
+        self.candidates.append(len(launchers))
+        chosen = self.choice % len(launchers)
+        return {launcher: float(i != chosen) for i, launcher in enumerate(launchers)}
+
+
+@pytest.fixture
+def forced_autotuner(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForcedAutotuner]:
+    heuristics = pytest.importorskip("torch._inductor.runtime.triton_heuristics")
+    autotuner = getattr(heuristics, "CachingAutotuner", None)
+    if not hasattr(autotuner, "benchmark_all_configs"):
+        pytest.skip(
+            f"torch {torch.__version__} has no CachingAutotuner.benchmark_all_configs, by which "
+            "this test makes Inductor's choice of a configuration its own"
+        )
+    forced = ForcedAutotuner()
+    monkeypatch.setattr(
+        autotuner,
+        "benchmark_all_configs",
+        lambda self, *args, **kwargs: forced.benchmark_all_configs(self, *args, **kwargs),
+    )
+    # A cached choice is taken without a benchmark.
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield forced
+
+
+def answers(
+    function: Callable[..., Tensor],
+    inputs: support.Inputs,
+    grad: bool,
+    choices: int,
+    autotuner: ForcedAutotuner,
+) -> tuple[list[Tensor], int]:
+    """y of `function` under compilation for every choice, and how many candidates there were."""
+    weight = torch.nn.Parameter(inputs.weight)
+    results = []
+    most = 0
+    for autotuner.choice in range(choices):
+        torch._dynamo.reset()
+        autotuner.candidates.clear()
+        compiled = torch.compile(function, dynamic=True)
+        with contextlib.nullcontext() if grad else torch.no_grad():
+            y = compiled(inputs.x.clone().requires_grad_(grad), weight, EPS)
+        results.append(y.detach())
+        most = max([most, *autotuner.candidates])
+    return results, most
+
+
+def count_different(tensors: list[Tensor]) -> int:
+    different: list[Tensor] = []
+    for tensor in tensors:
+        if not any(torch.equal(tensor, other) for other in different):
+            different.append(tensor)
+    return len(different)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("hidden", [2688, 4096, 8192])
+def test_autotuning_cannot_change_the_bits_automodel_3106(
+    hidden: int, forced_autotuner: ForcedAutotuner
+) -> None:
+    inputs = support.make_inputs(1, ROWS, hidden, device="cuda")
+
+    def all_answers(function: Callable[..., Tensor], choices: int) -> tuple[list[Tensor], int]:
+        graphs = [
+            answers(function, inputs, grad, choices, forced_autotuner) for grad in (True, False)
+        ]
+        return graphs[0][0] + graphs[1][0], max(graphs[0][1], graphs[1][1])
+
+    _, candidates = all_answers(baselines.automodel_0_6, 1)
+    assert candidates > 1, (
+        f"Inductor autotuned no kernel of the affected function over more than {candidates} "
+        "configurations: the fault cannot be shown this way with this torch"
+    )
+    affected, _ = all_answers(baselines.automodel_0_6, candidates)
+    assert count_different(affected) == 2
+
+    op, _ = all_answers(arn.rms_norm, candidates)
+    inside, _ = all_answers(
+        lambda x, weight, eps: arn.rms_norm(x * 1.0, weight, eps) * 1.0, candidates
+    )
+    for y in op + inside:
+        assert_bitwise_equal(y, op[0], "y")
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "hidden"), [(torch.float32, 128), (torch.float32, 768), (torch.bfloat16, 4096)]
+)
+def test_compiling_cannot_change_the_bits_automodel_3106(
+    device: torch.device, dtype: torch.dtype, hidden: int, dynamic: bool
+) -> None:
+    """On the CPU, where Inductor has no choice, the fault shows between eager and compiled."""
+    inputs = support.make_inputs(64, hidden, dtype=dtype, weight_dtype=dtype, device=device)
+
+    def both(function: Callable[..., Tensor]) -> tuple[support.Outputs, support.Outputs]:
+        compiled = torch.compile(function, dynamic=dynamic)
+        return (
+            support.forward_backward(function, inputs),
+            support.forward_backward(compiled, inputs),
+        )
+
+    eager, compiled = both(baselines.automodel_0_6)
+    if device.type == "cpu":
+        assert not torch.equal(eager.y, compiled.y)
+        assert not torch.equal(eager.grad_x, compiled.grad_x)
+
+    eager, compiled = both(arn.rms_norm)
+    for name in support.Outputs._fields:
+        assert_bitwise_equal(getattr(compiled, name), getattr(eager, name), name)
+
+
+def test_context_parity_tells_the_two_apart_automodel_3106() -> None:
+    x, weight, _ = support.make_inputs(64, 768, dtype=torch.float32, weight_dtype=torch.float32)
+    with pytest.raises(AssertionError, match="y, compiled dynamic"):
+        assert_context_parity(baselines.automodel_0_6, x, weight, EPS, compile_modes=("dynamic",))
+    assert_context_parity(arn.rms_norm, x, weight, EPS, compile_modes=("dynamic",))
+
+
+# --- Megatron's two defects -----------------------------------------------------------------------
+
+# float64, where rounding is 13 orders of magnitude below both defects: the op's own error is less
+# than 20 roundings of values below 2^6, so 20 * 2^6 * 2^-53 < 2e-13.
+ROUNDING = 2e-13
+DEFECT = 1e-2
+
+
+def difference(actual: Tensor, expected: Tensor) -> float:
+    return (actual - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("zero_centered_gamma", [False, True])
+@pytest.mark.parametrize("unit_gain", [False, True])
+def test_offset_is_used_megatron_6859(
+    device: torch.device, zero_centered_gamma: bool, unit_gain: bool
+) -> None:
+    x, weight, _ = support.make_inputs(
+        16,
+        96,
+        dtype=torch.float64,
+        weight_dtype=torch.float64,
+        zero_centered_gamma=zero_centered_gamma,
+        device=device,
+    )
+    if unit_gain:
+        weight.fill_(0.0 if zero_centered_gamma else 1.0)
+    expected = baselines.formula(x, weight, EPS, zero_centered_gamma)
+    faulty = baselines.megatron_offset_ignored(x, weight, EPS, zero_centered_gamma)
+
+    assert (difference(faulty, expected) > DEFECT) == zero_centered_gamma
+    y = arn.rms_norm(x, weight, EPS, zero_centered_gamma)
+    assert difference(y, expected) < ROUNDING
+
+
+@pytest.mark.parametrize("zero_centered_gamma", [False, True])
+@pytest.mark.parametrize("unit_gain", [False, True])
+def test_grad_x_has_the_weight_once_a_term_megatron_6859(
+    device: torch.device, zero_centered_gamma: bool, unit_gain: bool
+) -> None:
+    inputs = support.make_inputs(
+        16,
+        96,
+        dtype=torch.float64,
+        weight_dtype=torch.float64,
+        zero_centered_gamma=zero_centered_gamma,
+        device=device,
+    )
+    x, weight, grad_y = inputs
+    if unit_gain:
+        weight.fill_(0.0 if zero_centered_gamma else 1.0)
+    expected = support.forward_backward(baselines.formula, inputs, EPS, zero_centered_gamma)
+    faulty = baselines.megatron_weight_twice(grad_y, x, weight, EPS, zero_centered_gamma)
+
+    # Weights of ones, as Megatron's own tests have, hide it.
+    assert (difference(faulty, expected.grad_x) > DEFECT) == (not unit_gain)
+    actual = support.forward_backward(arn.rms_norm, inputs, EPS, zero_centered_gamma)
+    assert difference(actual.grad_x, expected.grad_x) < ROUNDING
