@@ -11,6 +11,9 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
+# Threads that spin between torch's parallel regions take the time of those that work.
+export OMP_WAIT_POLICY ?= passive
+
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 STAMPS := $(VENV)/stamps

@@ -190,6 +190,24 @@ TEST_P(Kernels, NoRowsGiveZeroGradWeight) {
   }
 }
 
+// Each product underflows to -0, and so would their sum.
+TEST_P(Kernels, GradWeightIsNeverMinusZero) {
+  for (const int64_t rows : {1, 8, 9, 33}) {
+    const GoldenCase c{rows, 16, DType::kFloat32, DType::kFloat32, false, 0.0, {}};
+    Inputs inputs = make_inputs(c, 0);
+    for (size_t i = 0; i < inputs.x.size() / sizeof(float); ++i) {
+      const float x = i % 16 == 0 ? 4.0f : 0.25f;
+      const float grad_y = -0x1p-149f;
+      memcpy(inputs.x.data() + i * sizeof(float), &x, sizeof(x));
+      memcpy(inputs.grad_y.data() + i * sizeof(float), &grad_y, sizeof(grad_y));
+    }
+    const Bytes grad_weight = run(kernels(), c, inputs).grad_weight;
+    for (int64_t i = 1; i < c.hidden; ++i) {
+      ASSERT_EQ(bits_at(grad_weight, c.weight_dtype, i), 0u) << rows << " rows, column " << i;
+    }
+  }
+}
+
 TEST_P(Kernels, OutputsThatNobodyAskedForChangeNoOther) {
   for (const GoldenCase& c : every_dtype(21, 75)) {
     SCOPED_TRACE(name_of(c, 0));

@@ -44,8 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "check",
         help="does the installed op keep its contract on this machine?",
-        description="Checks every property of the numerics contract. Exits with 0 if all hold, 1 if "
-        "one does not, 2 for a wrong argument.",
+        description="Checks every property of the numerics contract. Exits with 0 if all hold, 1 "
+        "if one does not, 2 for a wrong argument.",
     )
     command.add_argument(
         "--device",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -74,12 +74,15 @@ class Report:
 
     def print(self, console: Console) -> None:
         """Prints the table, the environment and the verdict."""
-        console.print(self._table(), self._environment())
+        console.print(self._table())
+        for reason, keys in self._reasons().items():
+            console.print(Text(f"not run: {reason} ({', '.join(keys)})", style="yellow"))
+        console.print(self._environment())
         style = "bold green" if self.holds else "bold red"
         console.print(Text(f"{self.verdict()}, {self.seconds:.0f} s", style=style))
 
     def _table(self) -> RenderableType:
-        table = Table(title=self.target, title_justify="left", show_lines=True)
+        table = Table(title=self.target, title_justify="left")
         for heading in ("property", "what it means"):
             table.add_column(heading)
         for heading in ("cases", "failures"):
@@ -93,9 +96,17 @@ class Report:
                 row.meaning,
                 str(row.cases),
                 Text(str(failures), style="red" if failures else ""),
-                _remarks(row),
+                _first_difference(row),
             )
         return table
+
+    def _reasons(self) -> dict[str, list[str]]:
+        """Why something was not run, and the properties that it concerns."""
+        reasons: dict[str, list[str]] = {}
+        for row in self.rows:
+            for reason in row.reasons():
+                reasons.setdefault(reason, []).append(row.key)
+        return reasons
 
     def _environment(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
@@ -125,12 +136,9 @@ class Report:
         }
 
 
-def _remarks(row: Row) -> RenderableType:
-    remarks = []
-    for failure in row.failures[:1]:
-        place = f"{failure.case}; {failure.context}" if failure.context else failure.case
-        remarks.append(Text(f"{place}\n{failure.detail}"))
-    for reason, count in row.reasons().items():
-        times = f" ({count} times)" if count > 1 else ""
-        remarks.append(Text(f"not run: {reason}{times}", style="yellow"))
-    return Group(*remarks)
+def _first_difference(row: Row) -> str:
+    if not row.failures:
+        return ""
+    first = row.failures[0]
+    place = f"{first.case}; {first.context}" if first.context else first.case
+    return f"{place}\n{first.detail}"
