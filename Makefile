@@ -99,7 +99,7 @@ test-cpp: $(tools_stamp) ## GoogleTest of numerics and CPU kernels, plain and un
 	@echo "== C++ tests"
 	@$(call cpp_test,cpp)
 	@echo "== C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer"
-	@$(call cpp_test,cpp-sanitized,-DAUTOMODEL_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O2 -g')
+	@$(call cpp_test,cpp-sanitized,-DAUTOMODEL_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1')
 
 test-arm: $(tools_stamp) ## the same tests, cross-compiled and under qemu
 	@command -v aarch64-linux-gnu-g++ qemu-aarch64 >/dev/null && [[ -d /usr/src/googletest ]] || \

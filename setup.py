@@ -93,6 +93,16 @@ def check_environment() -> None:
         )
 
 
+def cxx_runtime() -> str:
+    """The shared libstdc++ in this process, which is torch's once torch is imported.
+
+    It is linked by name because a compiler may link its own statically (some containers' CXX does),
+    and two C++ runtimes in a process crash as soon as one formats a number on the other's stream.
+    """
+    mapped = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
+    return next((m[-1] for m in mapped if "/libstdc++.so" in m[-1]), "")
+
+
 # --- CUDA or not ----------------------------------------------------------------------------------
 
 
@@ -198,6 +208,7 @@ class CMakeBuild(build_ext):
             "TORCH_VERSION": torch.__version__,
             "TORCH_INCLUDE_DIRS": ";".join(cpp_extension.include_paths()),
             "TORCH_LIBRARY_DIRS": ";".join(cpp_extension.library_paths()),
+            "TORCH_CXX_RUNTIME": cxx_runtime(),
             "TORCH_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
             "AUTOMODEL_WERROR": os.environ.get("AUTOMODEL_RMS_NORM_WERROR") or "OFF",
             **cuda,

@@ -202,25 +202,25 @@ def grad_weight_off(x, weight, eps):
 @pytest.mark.parametrize(
     ("fault", "dtype", "found"),
     [
-        (offset_dropped, torch.float32, {"y", "grad_x"}),
-        (offset_dropped, torch.bfloat16, {"y", "grad_x"}),
-        (offset_in_weight_dtype, torch.bfloat16, {"y", "grad_x"}),
-        (rstd_in_bfloat16, torch.float32, {"y", "grad_x", "grad_weight"}),
-        (rstd_in_bfloat16, torch.bfloat16, {"y"}),
-        (rstd_some_ulp_off, torch.float32, {"y", "grad_x", "grad_weight"}),
-        (mean_in_bfloat16, torch.bfloat16, {"y"}),
-        (eps_outside_the_root, torch.float32, {"y"}),
-        (cast_before_weight, torch.bfloat16, {"y"}),
-        (weight_twice, torch.float32, {"grad_x"}),
-        (weight_twice, torch.bfloat16, {"grad_x"}),
-        (grad_weight_off, torch.bfloat16, {"grad_weight"}),
+        (offset_dropped, torch.float32, "y, grad_x"),
+        (offset_dropped, torch.bfloat16, "y, grad_x"),
+        (offset_in_weight_dtype, torch.bfloat16, "y, grad_x"),
+        (rstd_in_bfloat16, torch.float32, "y, grad_x, grad_weight"),
+        (rstd_in_bfloat16, torch.bfloat16, "y"),
+        (rstd_some_ulp_off, torch.float32, "y, grad_x, grad_weight"),
+        (mean_in_bfloat16, torch.bfloat16, "y"),
+        (eps_outside_the_root, torch.float32, "y"),
+        (cast_before_weight, torch.bfloat16, "y"),
+        (weight_twice, torch.float32, "grad_x"),
+        (weight_twice, torch.bfloat16, "grad_x"),
+        (grad_weight_off, torch.bfloat16, "grad_weight"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_faulty_formula_exceeds_the_bounds(fault, dtype, found):
     inputs = make("plain", 33, 256, dtype, dtype, True)
     names = {difference.name for difference in inaccuracies(run(fault, inputs), inputs, True)}
-    assert found <= names
+    assert set(found.split(", ")) <= names
 
 
 def test_the_formula_itself_is_within_the_bounds():

@@ -281,3 +281,8 @@ def test_cpu_tensors_work_in_a_cuda_build_apex_239() -> None:
     x = torch.randn(4, 96)
     y = arn.rms_norm(x.cuda(), None, 1e-5).cpu()
     arn.testing.assert_bitwise_equal(y, arn.rms_norm(x, None, 1e-5), "y")
+
+
+def test_the_library_shares_torchs_cxx_runtime():
+    """Also where the compiler links its own: two of them crash on a number in a message."""
+    assert b"libstdc++.so.6" in Path(arn.build_info()["library"]).read_bytes()
