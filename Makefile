@@ -21,9 +21,9 @@ CMAKE := $(BIN)/cmake
 PACKAGE := python/automodel_rms_norm
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help install gate test bench lint format test-cpp test-arm golden clean FORCE
+.PHONY: help install gate test bench lint format test-cpp test-arm test-gpu-memory golden clean FORCE
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=$(PYTHON) TORCH=$(TORCH) GATE_ARGS PYTEST_ARGS BENCH_ARGS, and setup.py's:"
 	@echo "AUTOMODEL_RMS_NORM_CUDA TORCH_CUDA_ARCH_LIST MAX_JOBS AUTOMODEL_RMS_NORM_WERROR"
 
@@ -107,6 +107,15 @@ test-arm: $(tools_stamp) ## the same tests, cross-compiled and under qemu
 	@echo "== C++ tests for Arm, under qemu"
 	@$(call cpp_test,arm,-DCMAKE_TOOLCHAIN_FILE=tests/cpp/aarch64.cmake)
 
+SANITIZERS := memcheck racecheck initcheck synccheck
+
+test-gpu-memory: $(tools_stamp) ## compute-sanitizer's four tools over the CUDA kernels (needs a GPU)
+	@command -v nvcc compute-sanitizer >/dev/null || \
+	  { echo "make test-gpu-memory needs nvcc and compute-sanitizer, which come with the CUDA toolkit" >&2; exit 1; }
+	@$(call cpp_build,cuda,-DWITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native) --target cuda_driver
+	@for tool in $(SANITIZERS); do echo "== $$tool"; \
+	  compute-sanitizer --tool $$tool --error-exitcode 1 build/cuda/tests/cpp/cuda_driver; done
+
 golden: $(tools_stamp) ## regenerates csrc/numerics/golden.h from the kernels
 	@$(call cpp_build,cpp) --target golden_writer
 	build/cpp/tests/cpp/golden_writer > build/golden.h
@@ -114,7 +123,7 @@ golden: $(tools_stamp) ## regenerates csrc/numerics/golden.h from the kernels
 
 # --- Upkeep ---------------------------------------------------------------------------------------
 
-bench: install ## speed: kernels against a copy, call overhead, CPU
+bench: install ## bandwidth of the CUDA kernels against a copy (needs a GPU)
 	$(BIN)/python benchmarks/kernels.py $(BENCH_ARGS)
 
 lint: install ## ruff, mypy --strict, clang-format

@@ -236,7 +236,7 @@ class CMakeBuild(build_ext):
 
 
 class DistInfo(dist_info):
-    """Metadata comes before anything is downloaded or compiled: the place to stop early."""
+    """Metadata comes before anything is compiled: the place to stop early."""
 
     def run(self) -> None:
         check_environment()

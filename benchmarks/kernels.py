@@ -112,11 +112,10 @@ def main() -> None:
         )
     Console(width=100).print(table)
     if arguments.json:
-        environment = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+        environment = {"gpu": torch.cuda.get_device_name()} | arn.build_info()
+        del environment["library"]  # a path of this machine
         with open(arguments.json, "w") as file:
-            json.dump(
-                {"environment": environment | arn.build_info(), "records": records}, file, indent=1
-            )
+            json.dump({"environment": environment, "records": records}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import automodel_rms_norm as arn
 import torch
 from torch import Tensor
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 X_DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 LOW_WEIGHT_DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -71,6 +72,27 @@ def forward_backward(
     leaves = [x] if weight is None else [x, weight]
     grads = torch.autograd.grad(y, leaves, inputs.grad_y)
     return Outputs(y.detach(), grads[0], grads[1] if weight is not None else None)
+
+
+def forward_backward_plain_weight(
+    function: Callable[..., Tensor], inputs: Inputs, eps: float = 1e-5
+) -> Outputs:
+    """The same with the weight a plain tensor: compiled, its size is then dynamic."""
+    x, weight = inputs.x.clone().requires_grad_(), inputs.weight.clone().requires_grad_()
+    y = function(x, weight, eps)
+    return Outputs(y.detach(), *torch.autograd.grad(y, (x, weight), inputs.grad_y))
+
+
+WEIGHT_KINDS = {"parameter": forward_backward, "plain": forward_backward_plain_weight}
+
+
+def compiles(function: Callable) -> int:
+    """How many compiled forms Dynamo holds of a function.
+
+    Not how often it called the backend: with dynamic=True Dynamo first tries eps as a tensor, and
+    starts the same compilation again with eps as a constant when it meets the op.
+    """
+    return len(_debug_get_cache_entry_list(function.__code__))
 
 
 def reference_outputs(

@@ -6,7 +6,7 @@ import automodel_rms_norm as arn
 import pytest
 import support
 import torch
-from automodel_rms_norm import bounds, formula
+from automodel_rms_norm import accuracy, bounds, formula
 from automodel_rms_norm.accuracy import inaccuracies
 from automodel_rms_norm.contexts import Inputs, Outputs, eager
 from torch import Tensor
@@ -240,6 +240,25 @@ def test_what_an_inaccuracy_says():
     assert found.name == "y"
     assert found.coordinate == (2, 3)
     assert "1 of 64 elements are off by more than its bound; the first by 0.25, bound" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(1 + 2.0**-6, False), (1 + 2.0**-7, False), (1.0, False), (1 - 2.0**-8, True)],
+)
+def test_one_ulp_is_counted_from_the_result_rounded_once(value, found):
+    """By way of float32 it would be 1.0, and the numbers around that would be let through."""
+    exact = torch.tensor([[1 + 2.0**-8 + 2.0**-40]], dtype=torch.float64)  # rounds to 1 + 2^-7
+    assert exact.bfloat16().item() == exact.float().bfloat16().item() == 1.0
+    y = torch.tensor([[value]], dtype=torch.bfloat16)
+    # A bound that lets everything through leaves the count alone.
+    limit = torch.full_like(exact, math.inf)
+    difference = accuracy._exceeding("y", y, exact, torch.zeros_like(exact), limit)
+    assert (difference is not None) == found
+    if found:
+        assert "more than 1 ulp" in str(difference)
+        assert difference.expected == 1 + 2.0**-7
+        assert difference.ulp == 2
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -76,6 +76,7 @@ def test_an_undefined_grad_y_gives_no_gradient() -> None:
 # --- Second derivatives ---------------------------------------------------------------------------
 
 
+@pytest.mark.case("autograd-several")
 @pytest.mark.parametrize("of", ["x", "weight", "grad_y"])
 def test_second_derivatives_raise_naming_the_op(device: torch.device, of: str) -> None:
     x, weight, grad_y = leaves(4, 9, device=device)
@@ -88,6 +89,7 @@ def test_second_derivatives_raise_naming_the_op(device: torch.device, of: str) -
             torch.autograd.grad(gradient.sum(), target, retain_graph=True)
 
 
+@pytest.mark.case("autograd-several")
 def test_gradgradcheck_raises_naming_the_op() -> None:
     x, weight, _ = leaves(2, 5)
     with pytest.raises(RuntimeError, match=NAMES_THE_OP):
@@ -113,6 +115,7 @@ def test_differentiating_the_forward_op_raises_naming_it(output: int) -> None:
 # --- Forward mode ---------------------------------------------------------------------------------
 
 
+@pytest.mark.case("autograd-several")
 @pytest.mark.parametrize("of", ["x", "weight", "both"])
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_forward_mode_raises_naming_the_op(of: str, requires_grad: bool) -> None:
@@ -129,6 +132,7 @@ def test_forward_mode_raises_naming_the_op(of: str, requires_grad: bool) -> None
             norm(x, weight)
 
 
+@pytest.mark.case("autograd-several")
 @pytest.mark.parametrize(
     "transform",
     [
@@ -217,6 +221,7 @@ def test_functional_call_over_a_module(device: torch.device) -> None:
 slow_but_right = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
+@pytest.mark.case("autograd-several")
 @pytest.mark.parametrize("in_dim", [0, 1])
 @pytest.mark.parametrize("batched", ["x", "weight", "both"])
 @slow_but_right
@@ -240,6 +245,7 @@ def test_vmap_has_the_bits_of_a_loop(device: torch.device, batched: str, in_dim:
     assert_bitwise_equal(torch.vmap(norm, in_dims=in_dims)(*arguments), expected, "y")
 
 
+@pytest.mark.case("autograd-several")
 @slow_but_right
 def test_vmap_over_nothing_raises_naming_the_op() -> None:
     x, weight, _ = support.make_inputs(3, 4, 9)

@@ -70,12 +70,13 @@ def sentence(run: Callable[[], object]) -> str:
 # --- Architectures --------------------------------------------------------------------------------
 
 
+@pytest.mark.case("pytorch-28955")
 @pytest.mark.parametrize(
     ("requested", "expected"),
     [
-        pytest.param("", "80-real;86-real;90-real", id="pytorch-28955-unset"),
-        pytest.param("9.0", "90-real", id="pytorch-28955-9.0"),
-        pytest.param("8.0+PTX", "80-real;80-virtual", id="pytorch-28955-8.0+PTX"),
+        pytest.param("", "80-real;86-real;90-real", id="unset"),
+        ("9.0", "90-real"),
+        ("8.0+PTX", "80-real;80-virtual"),
         ("8.0;9.0+PTX", "80-real;90-real;90-virtual"),
         ("8.0 9.0", "80-real;90-real"),
         ("8.0, 8.0", "80-real"),
@@ -125,11 +126,12 @@ def test_a_bad_architecture_is_named(
 # --- CUDA or not ----------------------------------------------------------------------------------
 
 
+@pytest.mark.case("apex-578")
 @pytest.mark.parametrize(
     ("torch_cuda", "nvcc_release", "reason"),
     [
         (None, "13.0", "this torch is built without CUDA"),
-        pytest.param("13.0", None, "no nvcc in", id="apex-578-no-nvcc"),
+        ("13.0", None, "no nvcc in"),
         ("13.0", "12.8", "torch is built for CUDA 13.0"),
     ],
 )
@@ -189,10 +191,8 @@ def test_no_torch_says_what_to_type(build: ModuleType, monkeypatch: pytest.Monke
     assert INSTALL in message
 
 
-@pytest.mark.parametrize("report", ["flash-attention-821"])
-def test_an_old_torch_is_named(
-    build: ModuleType, monkeypatch: pytest.MonkeyPatch, report: str
-) -> None:
+@pytest.mark.case("flash-attention-821", "TE")
+def test_an_old_torch_is_named(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     real = build.version
     monkeypatch.setattr(build, "version", lambda name: "2.5.1" if name == "torch" else real(name))
     assert "torch 2.5.1 is too old" in sentence(build.check_environment)
@@ -238,6 +238,7 @@ def pip(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.case("flash-attention-821", "TE")
 def test_setup_py_stops_where_pip_hides_torch(source: Path) -> None:
     """pip's first call of setup.py under build isolation, without pip's downloads before it."""
     program = (
@@ -253,6 +254,7 @@ def test_setup_py_stops_where_pip_hides_torch(source: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.case("flash-attention-821", "TE")
 @pytest.mark.long
 def test_pip_with_build_isolation_says_what_to_type(source: Path, tmp_path: Path) -> None:
     """Downloads the build requirements."""

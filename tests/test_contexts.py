@@ -1,6 +1,7 @@
 """P1: y has the same bits in every autograd context, and each context does the work it needs."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 import automodel_rms_norm as arn
@@ -38,56 +39,59 @@ class OpCalls(TorchDispatchMode):
         return [op for op, _ in self.calls]
 
 
-def no_grad(x: Tensor, weight: Tensor) -> Tensor:
+Norm = Callable[[Tensor, Tensor], Tensor]
+
+
+def no_grad(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
     with torch.no_grad():
-        return arn.rms_norm(x, weight, EPS)
+        return norm(x, weight)
 
 
-def inference_mode(x: Tensor, weight: Tensor) -> Tensor:
+def inference_mode(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
     with torch.inference_mode():
-        return arn.rms_norm(x, weight, EPS).clone()
+        return norm(x, weight).clone()
 
 
-def inference_tensors(x: Tensor, weight: Tensor) -> Tensor:
+def inference_tensors(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
     with torch.inference_mode():
-        return arn.rms_norm(x.clone(), weight.clone(), EPS)
+        return norm(x.clone(), weight.clone())
 
 
-def grad(x: Tensor, weight: Tensor) -> Tensor:
-    return arn.rms_norm(x.requires_grad_(), nn.Parameter(weight), EPS)
+def grad(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
+    return norm(x.requires_grad_(), nn.Parameter(weight))
 
 
-def grad_plain_weight(x: Tensor, weight: Tensor) -> Tensor:
-    return arn.rms_norm(x.requires_grad_(), weight.requires_grad_(), EPS)
+def grad_plain_weight(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
+    return norm(x.requires_grad_(), weight.requires_grad_())
 
 
-def x_frozen(x: Tensor, weight: Tensor) -> Tensor:
-    return arn.rms_norm(x, nn.Parameter(weight), EPS)
+def x_frozen(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
+    return norm(x, nn.Parameter(weight))
 
 
-def weight_frozen(x: Tensor, weight: Tensor) -> Tensor:
-    return arn.rms_norm(x.requires_grad_(), nn.Parameter(weight, requires_grad=False), EPS)
+def weight_frozen(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
+    return norm(x.requires_grad_(), nn.Parameter(weight, requires_grad=False))
 
 
-def non_leaf(x: Tensor, weight: Tensor) -> Tensor:
-    return arn.rms_norm(x.requires_grad_() * 1.0, nn.Parameter(weight), EPS)
+def non_leaf(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
+    return norm(x.requires_grad_() * 1.0, nn.Parameter(weight))
 
 
-def both_frozen_in_grad_mode(x: Tensor, weight: Tensor) -> Tensor:
-    return arn.rms_norm(x, weight, EPS)
+def both_frozen_in_grad_mode(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
+    return norm(x, weight)
 
 
-def autocast(x: Tensor, weight: Tensor) -> Tensor:
+def autocast(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
     with torch.autocast(x.device.type, dtype=torch.bfloat16):
-        return arn.rms_norm(x, weight, EPS)
+        return norm(x, weight)
 
 
-def reentrant_checkpoint(x: Tensor, weight: Tensor) -> Tensor:
-    return checkpoint(arn.rms_norm, x.requires_grad_(), weight, EPS, use_reentrant=True)
+def reentrant_checkpoint(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
+    return checkpoint(norm, x.requires_grad_(), weight, use_reentrant=True)
 
 
-def other_checkpoint(x: Tensor, weight: Tensor) -> Tensor:
-    return checkpoint(arn.rms_norm, x.requires_grad_(), weight, EPS, use_reentrant=False)
+def other_checkpoint(norm: Norm, x: Tensor, weight: Tensor) -> Tensor:
+    return checkpoint(norm, x.requires_grad_(), weight, use_reentrant=False)
 
 
 CONTEXTS = [
@@ -106,16 +110,51 @@ CONTEXTS = [
 ]
 
 
-@pytest.mark.parametrize("context", CONTEXTS, ids=lambda f: f"automodel-3106-{f.__name__}")
-@pytest.mark.parametrize("dtype", support.X_DTYPES, ids=str)
+BF16, FP16, FP32, FP64 = support.X_DTYPES
+
+
+@pytest.mark.case("Automodel-3106")
+@pytest.mark.parametrize("context", CONTEXTS, ids=lambda context: context.__name__)
+@pytest.mark.parametrize("zero_centered", [False, True], ids=["plain", "zero_centered"])
+@pytest.mark.parametrize(
+    "pair",
+    [(BF16, BF16), (BF16, FP32), (FP16, FP16), (FP32, FP32), (FP32, BF16), (FP64, FP32)],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(3, 5, HIDDEN), (1, 1), (17, 1024)], ids=str)
 def test_y_has_the_same_bits_in_every_context(
-    device: torch.device, dtype: torch.dtype, context: Callable[[Tensor, Tensor], Tensor]
+    device: torch.device,
+    shape: tuple[int, ...],
+    pair: tuple[torch.dtype, torch.dtype],
+    zero_centered: bool,
+    context: Callable[[Norm, Tensor, Tensor], Tensor],
 ) -> None:
-    inputs = support.make_inputs(3, 5, HIDDEN, dtype=dtype, device=device)
-    expected = arn.reference.rms_norm(inputs.x, inputs.weight, EPS)
-    y = context(inputs.x, inputs.weight)
+    dtype, weight_dtype = pair
+    x, weight, _ = support.make_inputs(
+        *shape,
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+        zero_centered_gamma=zero_centered,
+        device=device,
+    )
+    expected = expected_y(shape, pair, zero_centered)
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return arn.rms_norm(x, weight, EPS, zero_centered)
+
+    y = context(norm, x, weight)
     assert y.dtype == dtype
     assert_bitwise_equal(y.detach(), expected, "y")
+
+
+@functools.cache
+def expected_y(
+    shape: tuple[int, ...], pair: tuple[torch.dtype, torch.dtype], zero_centered: bool
+) -> Tensor:
+    x, weight, _ = support.make_inputs(
+        *shape, dtype=pair[0], weight_dtype=pair[1], zero_centered_gamma=zero_centered
+    )
+    return arn.reference.rms_norm(x, weight, EPS, zero_centered)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -152,7 +191,7 @@ def test_recomputed_rows_have_the_bits_of_the_forward_pass(
     ("needs", "forward_op", "mask"),
     [
         pytest.param((True, True), FORWARD, (True, True), id="both"),
-        pytest.param((True, False), FORWARD, (True, False), id="weight-frozen-liger-1067"),
+        pytest.param((True, False), FORWARD, (True, False), id="weight-frozen-Liger-1067"),
         pytest.param((False, True), FORWARD, (False, True), id="x-frozen"),
         pytest.param((False, False), RMS_NORM, None, id="both-frozen"),
     ],
@@ -211,8 +250,8 @@ def test_weightless_backward_asks_for_grad_x_alone(device: torch.device) -> None
 # --- One module, several uses ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("report", ["unsloth-2434"])
-def test_a_module_trains_after_an_inference_mode_rollout(device: torch.device, report: str) -> None:
+@pytest.mark.case("unsloth-2434")
+def test_a_module_trains_after_an_inference_mode_rollout(device: torch.device) -> None:
     inputs = support.make_inputs(4, HIDDEN, device=device)
     module = arn.RMSNorm(HIDDEN, device=device)
     with torch.no_grad():
@@ -235,8 +274,8 @@ def test_inference_tensors_cannot_be_saved_for_backward(device: torch.device) ->
         arn.rms_norm(rolled_out, nn.Parameter(weight), EPS)
 
 
-@pytest.mark.parametrize("report", ["liger-370"])
-def test_a_residual_branch_keeps_its_grad_y(device: torch.device, report: str) -> None:
+@pytest.mark.case("Liger-370")
+def test_a_residual_branch_keeps_its_grad_y(device: torch.device) -> None:
     inputs = support.make_inputs(4, HIDDEN, dtype=torch.float32, device=device)
     expected = support.forward_backward(arn.rms_norm, inputs)
     x, weight = inputs.x.clone().requires_grad_(), nn.Parameter(inputs.weight)
@@ -269,25 +308,6 @@ def test_backward_twice_over_a_retained_graph(device: torch.device) -> None:
         assert_bitwise_equal(one, other, "gradient")
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         torch.autograd.grad(y, (x, weight), inputs.grad_y)
-
-
-# --- Autocast -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weight_dtype", support.LOW_WEIGHT_DTYPES, ids=str)
-@pytest.mark.parametrize("dtype", support.X_DTYPES, ids=str)
-@pytest.mark.parametrize("enabled", [True, False], ids=["pytorch-167308-apex-979", "off"])
-def test_autocast_changes_nothing(
-    device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype, enabled: bool
-) -> None:
-    inputs = support.make_inputs(4, HIDDEN, dtype=dtype, weight_dtype=weight_dtype, device=device)
-    expected = support.forward_backward(arn.rms_norm, inputs)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled), OpCalls() as seen:
-        actual = support.forward_backward(arn.rms_norm, inputs)
-    assert seen.ops == [FORWARD, BACKWARD]
-    assert (actual.y.dtype, actual.grad_weight.dtype) == (dtype, weight_dtype)
-    for name in actual._fields:
-        assert_bitwise_equal(getattr(actual, name), getattr(expected, name), name)
 
 
 # --- What autograd keeps --------------------------------------------------------------------------

@@ -56,6 +56,7 @@ SHAPES = [(2, 5), (7, 3), (1, 1), (64, 33)]
 # --- torch.export ---------------------------------------------------------------------------------
 
 
+@pytest.mark.case("export-several")
 @pytest.mark.parametrize("zero_centered_gamma", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_with_a_dynamic_batch_keeps_the_op_and_its_bits(
@@ -132,6 +133,7 @@ def package(
     return path, model, device
 
 
+@pytest.mark.case("export-several")
 def test_an_aotinductor_package_has_the_bits_of_eager(
     package: tuple[Path, Model, torch.device],
 ) -> None:
@@ -143,6 +145,7 @@ def test_an_aotinductor_package_has_the_bits_of_eager(
             assert_bitwise_equal(loaded(x), model(x), f"y of {shape}")
 
 
+@pytest.mark.case("export-several")
 def test_an_aotinductor_package_run_by_cpp_has_the_bits_of_eager(
     package: tuple[Path, Model, torch.device], build: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -97,6 +97,16 @@ def last_bit(x, *others):
     return y + (above - y.detach())
 
 
+def rounded_before_the_weight(x, weight, eps, zero_centered_gamma):
+    """y of the other order: xhat rounded to x's dtype, then times the gain; gradients of the op."""
+    y = norm(x, weight, eps, zero_centered_gamma)
+    if weight is None:
+        return y
+    gain = weight.to(torch.promote_types(x.dtype, torch.float32)) + zero_centered_gamma
+    other = (norm(x, None, eps, False) * gain).to(x.dtype)
+    return y + (other - y).detach()
+
+
 class Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, factor):
@@ -136,6 +146,7 @@ def grad_weight_by_run(x, weight, *others):
         (grad_weight_by_run, ("P3", "P5"), {"P5"}),
         (inaccurate, EAGER, {"P6", "P7"}),
         (last_bit, EAGER, {"P7"}),
+        pytest.param(rounded_before_the_weight, EAGER, {"P6", "P7"}, id="vLLM-42325"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -33,15 +33,17 @@ def succeed(program: str, **options: object) -> str:
 # --- Nothing happens on import --------------------------------------------------------------------
 
 
-def test_import_initialises_no_cuda_quack_85() -> None:
+@pytest.mark.case("quack-PR-85")
+def test_import_initialises_no_cuda() -> None:
     assert succeed("""
         import automodel_rms_norm, torch
         print(torch.cuda.is_initialized())
     """).startswith("False")
 
 
+@pytest.mark.case("quack-PR-85")
 @pytest.mark.cuda
-def test_cuda_works_in_a_child_forked_after_import_quack_85() -> None:
+def test_cuda_works_in_a_child_forked_after_import() -> None:
     assert "child 0" in succeed("""
         import os, sys
         import automodel_rms_norm as arn
@@ -119,16 +121,9 @@ def test_subnormal_numbers_survive_import() -> None:
 # --- Against another torch ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("built", "reason"),
-    [
-        ("2.6.0+cu124", "flash-attention-821"),
-        ("3.0.0", "pytorch-165151"),
-        ("2.1.0", "sglang-30562"),
-    ],
-    ids=lambda value: value if "-" in value else "",
-)
-def test_another_torch_is_named_with_the_one_of_the_build(built: str, reason: str) -> None:
+@pytest.mark.case("flash-attention-821", "TE", "pytorch-165151", "sglang-PR-30562")
+@pytest.mark.parametrize("built", ["2.6.0+cu124", "3.0.0", "2.1.0"])
+def test_another_torch_is_named_with_the_one_of_the_build(built: str) -> None:
     with pytest.raises(ImportError) as raised:
         _library.check_torch(built, None)
     message = str(raised.value)
@@ -161,8 +156,8 @@ def test_the_same_cuda_major_version_is_enough(monkeypatch: pytest.MonkeyPatch) 
     _library.check_torch(torch.__version__, "13.0")
 
 
-@pytest.mark.parametrize("report", ["pytorch-165151", "sglang-30562", "flash-attention-821"])
-def test_a_torch_swapped_after_the_install_stops_the_import(report: str) -> None:
+@pytest.mark.case("pytorch-165151", "sglang-PR-30562", "flash-attention-821", "TE")
+def test_a_torch_swapped_after_the_install_stops_the_import() -> None:
     """With both versions, before the library is loaded: no 'operator does not exist'."""
     done = python("""
         import torch
@@ -262,22 +257,25 @@ def test_an_unknown_instruction_set_is_an_error_with_the_choices() -> None:
 # --- A CPU-only build -----------------------------------------------------------------------------
 
 
+@pytest.mark.case("apex-578", "apex-239")
 @pytest.mark.skipif(bool(arn.build_info()["cuda"]), reason="this build has CUDA kernels")
-def test_a_cpu_only_build_says_why_and_works_apex_578_239() -> None:
+def test_a_cpu_only_build_says_why_and_works() -> None:
     assert arn.build_info()["no_cuda_reason"]
     assert torch.equal(arn.rms_norm(torch.ones(2, 96), None, 0.0), torch.ones(2, 96))
 
 
+@pytest.mark.case("apex-578")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
 @pytest.mark.skipif(bool(arn.build_info()["cuda"]), reason="this build has CUDA kernels")
-def test_a_cuda_tensor_in_a_cpu_only_build_is_told_so_apex_578() -> None:
+def test_a_cuda_tensor_in_a_cpu_only_build_is_told_so() -> None:
     x = torch.ones(2, 96, device="cuda")
     with pytest.raises(NotImplementedError, match=r"built without CUDA kernels; install it again"):
         arn.rms_norm(x, None, 1e-5)
 
 
+@pytest.mark.case("apex-239")
 @pytest.mark.cuda
-def test_cpu_tensors_work_in_a_cuda_build_apex_239() -> None:
+def test_cpu_tensors_work_in_a_cuda_build() -> None:
     x = torch.randn(4, 96)
     y = arn.rms_norm(x.cuda(), None, 1e-5).cpu()
     arn.testing.assert_bitwise_equal(y, arn.rms_norm(x, None, 1e-5), "y")

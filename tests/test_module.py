@@ -53,7 +53,8 @@ def test_defaults_are_those_of_automodel() -> None:
     assert_bitwise_equal(module.weight.detach(), Float32RMSNorm(HIDDEN).weight.detach(), "weight")
 
 
-def test_state_dicts_go_both_ways_megatron_deepspeed_380() -> None:
+@pytest.mark.case("Megatron-DeepSpeed-380")
+def test_state_dicts_go_both_ways() -> None:
     theirs, ours = Float32RMSNorm(HIDDEN), trained()
     assert list(ours.state_dict()) == ["weight"]
     theirs.load_state_dict(ours.state_dict(), strict=True)
@@ -101,8 +102,8 @@ def test_reset_makes_every_gain_one(
     assert module.weight.dtype == dtype
 
 
-@pytest.mark.parametrize("report", ["liger-74"])
-def test_a_zero_centred_weight_of_zeros_is_a_gain_of_one(device: torch.device, report: str) -> None:
+@pytest.mark.case("Liger-74")
+def test_a_zero_centred_weight_of_zeros_is_a_gain_of_one(device: torch.device) -> None:
     x = support.make_inputs(5, HIDDEN, device=device).x
     plain = arn.RMSNorm(HIDDEN, device=device)
     centred = arn.RMSNorm(HIDDEN, device=device, zero_centered_gamma=True)
@@ -143,6 +144,7 @@ def saved_and_loaded(module: nn.Module) -> nn.Module:
     return torch.load(file, weights_only=False)
 
 
+@pytest.mark.case("Megatron-DeepSpeed-380")
 @pytest.mark.parametrize(
     "duplicate",
     [
@@ -150,7 +152,7 @@ def saved_and_loaded(module: nn.Module) -> nn.Module:
         lambda module: pickle.loads(pickle.dumps(module)),
         saved_and_loaded,
     ],
-    ids=[f"megatron-deepspeed-380-{how}" for how in ("deepcopy", "pickle", "torch-save")],
+    ids=["deepcopy", "pickle", "torch-save"],
 )
 @pytest.mark.parametrize("elementwise_affine", [True, False])
 def test_a_copy_is_the_same_and_separate(
@@ -197,11 +199,12 @@ def test_repr_says_what_was_constructed() -> None:
 # --- Training -------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("speculators-PR-711")
 @pytest.mark.parametrize(
     ("zero_centered_gamma", "moves"),
     [
-        pytest.param(False, False, id="speculators-711-near-one-is-stuck"),
-        pytest.param(True, True, id="speculators-711-zero-centred-moves"),
+        pytest.param(False, False, id="near-one-is-stuck"),
+        pytest.param(True, True, id="zero-centred-moves"),
     ],
 )
 def test_a_bfloat16_gain_follows_a_learning_rate_of_1e_5(

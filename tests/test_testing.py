@@ -96,6 +96,46 @@ def test_what_a_difference_says(actual, expected, message):
         assert_bitwise_equal(actual, expected)
 
 
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        ([1.0], TypeError, "must be a torch.Tensor, got list; torch.as_tensor"),
+        (None, TypeError, "must be a torch.Tensor, got NoneType"),
+        (torch.ones(1, dtype=torch.complex128), TypeError, "is torch.complex128; compare .*_real"),
+        (
+            torch.quantize_per_tensor(torch.ones(1), 1.0, 0, torch.quint8),
+            TypeError,
+            "is quantized; compare its int_repr",
+        ),
+        (
+            torch.ones(1).to_sparse(),
+            ValueError,
+            r"must be dense, not of layout .*; .* to_dense\(\)",
+        ),
+        (torch.ones(1, device="meta"), ValueError, "is on the meta device and has no values"),
+    ],
+    ids=["list", "None", "complex128", "quantized", "sparse", "meta"],
+)
+def test_what_has_no_bits_is_named(bad, error, message):
+    good = floats(1.0)
+    with pytest.raises(error, match=f"^actual {message}"):
+        assert_bitwise_equal(bad, good)
+    with pytest.raises(error, match=f"^expected {message}"):
+        assert_bitwise_equal(good, bad)
+    with pytest.raises(error, match=f"^x {message}"):
+        assert_context_parity(arn.rms_norm, bad, None, 1e-5)
+    if bad is not None:
+        for argument in ("weight", "grad_y"):
+            arguments = {"x": floats(1.0), "weight": None, "eps": 1e-5, argument: bad}
+            with pytest.raises(error, match=f"^{argument} {message}"):
+                assert_context_parity(arn.rms_norm, **arguments)
+
+
+def test_context_parity_takes_floating_point_alone():
+    with pytest.raises(TypeError, match=r"^x must be of a floating-point dtype, got torch.int64"):
+        assert_context_parity(arn.rms_norm, torch.ones(2, 3, dtype=torch.int64), None, 1e-5)
+
+
 def test_ulp_distance_counts_numbers_between():
     left = floats(1.0, -0.0, -1e-45, 2.0)
     right = floats(1.0000001192092896, 0.0, 1e-45, 1.0)
@@ -115,7 +155,8 @@ P1 = [
     "checkpoint",
     "checkpoint, reentrant",
 ]
-STATIC = ["compiled static, grad", "compiled static, no_grad"]
+ONCE = ["inference_mode", "x frozen", "weight frozen"]  # compiled in the first mode alone
+STATIC = [f"compiled static, {context}" for context in ("grad", "no_grad", *ONCE)]
 
 
 def op_inputs(device: torch.device | str = "cpu"):
@@ -132,7 +173,7 @@ def test_the_op_has_one_set_of_bits(zero_centered_gamma, device):
     compiled = [
         f"compiled {mode}, {context}"
         for mode in arn.testing.COMPILE_MODES
-        for context in ("grad", "no_grad")
+        for context in ("grad", "no_grad", *(ONCE if mode == "static" else []))
     ]
     graph = ["CUDA graph"] if device.type == "cuda" else []
     assert ran == [*P1, *compiled, "export", *graph]
@@ -220,7 +261,7 @@ def test_a_context_with_other_bits_is_named(function, modes, found):
     first, *lines = str(caught.value).splitlines()
     assert first.startswith(f"the bits differ in {len(found)} of ")
     for name, line in zip(found, lines[::2], strict=True):
-        against = "no_grad" if name.endswith(", no_grad") and "compiled" in name else "grad"
+        against = name.rsplit(", ")[-1] if "compiled" in name else "grad"
         assert line.startswith(f"{name} against {against}: "), line
     assert all(" ulp" in line and "0x" in line for line in lines[1::2])
 

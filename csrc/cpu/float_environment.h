@@ -11,10 +11,10 @@ class FloatEnvironment {
   unsigned saved_;
 #elif defined(__aarch64__)
   FloatEnvironment() {
-    asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+    asm volatile("mrs %0, fpcr" : "=r"(saved_) : : "memory");
+    asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}) : "memory");
   }
-  ~FloatEnvironment() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+  ~FloatEnvironment() { asm volatile("msr fpcr, %0" : : "r"(saved_) : "memory"); }
 
  private:
   uint64_t saved_;

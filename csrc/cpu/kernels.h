@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "numerics/params.h"
+#include "numerics/spec.h"
 
 namespace automodel::cpu {
 
@@ -21,9 +22,7 @@ struct Kernels {
 
 // A leaf's sums, and one more row for each level of the unit's tree.
 inline int64_t backward_scratch_elements(const numerics::BackwardParams& params) {
-  int64_t rows = 1;
-  for (int64_t leaves = params.unit_leaves; leaves > 0; leaves >>= 1) ++rows;
-  return rows * params.hidden;
+  return (1 + numerics::tree_levels(params.unit_leaves)) * params.hidden;
 }
 
 extern const Kernels kScalarKernels;

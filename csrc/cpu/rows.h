@@ -178,7 +178,7 @@ void backward_units(const BackwardParams& params, int64_t begin, int64_t end, vo
   const int64_t hidden = params.hidden;
   const bool want_weight = params.grad_weight != nullptr;
   A* const leaf = want_weight ? static_cast<A*>(scratch) : nullptr;
-  A* const levels = leaf + hidden;
+  A* const levels = want_weight ? leaf + hidden : nullptr;
   const int64_t unit_rows = params.unit_leaves * kLeafRows;
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t last =

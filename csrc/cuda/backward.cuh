@@ -1,10 +1,11 @@
 // grad_x, and grad_weight's partial sums with it. Three ways, all with the same bits:
 //
-//   fused   a row is held in registers by T threads; a block takes a unit of rows and keeps the
-//   columns'
-//           sums beside it, so x and grad_y are read once
-//   long    rows that do not fit (and float64): grad_x by reading a row twice, grad_weight by
-//   columns columns grad_weight alone (columns.cu)
+// fused: a row is held in registers by T threads; a block takes a unit of rows and keeps the
+// columns' sums beside it, so x and grad_y are read once.
+//
+// long: rows that do not fit, and float64. grad_x by reading a row twice, grad_weight by columns.
+//
+// columns (columns.cu): grad_weight alone.
 #pragma once
 
 #include "cuda/launch.h"
@@ -195,11 +196,10 @@ __global__ void __launch_bounds__(kBlockThreads, FusedTraits<X, kChunks, kBlockT
 }
 
 template <class X, class W>
-__global__ void __launch_bounds__(kMaxBlockThreads)
-    grad_x_long_kernel(const BackwardParams params, const BackwardAlignment aligned) {
+__device__ __forceinline__ void grad_x_long_row(const BackwardParams& params,
+                                                const BackwardAlignment& aligned, int64_t row) {
   using A = numerics::Accumulate<X>;
   const int64_t hidden = params.hidden;
-  const int64_t row = blockIdx.x;
   const X* const x_row =
       static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row);
   const X* const grad_y_row =
@@ -232,6 +232,15 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
       grad_x.set(slot, numerics::round_to<X>(numerics::mul(rstd, numerics::fma(-xhat, mean, t))));
     });
     store_chunk(grad_x_row, grad_x, chunk, hidden, aligned.grad_x);
+  }
+}
+
+template <class X, class W>
+__global__ void __launch_bounds__(kMaxBlockThreads)
+    grad_x_long_kernel(const BackwardParams params, const BackwardAlignment aligned) {
+  for (int64_t row = blockIdx.x; row < params.rows; row += gridDim.x) {
+    grad_x_long_row<X, W>(params, aligned, row);
+    __syncthreads();
   }
 }
 
@@ -268,8 +277,8 @@ cudaError_t launch_fused_rows(const BackwardParams& params, const BackwardAlignm
 template <class X, class W>
 cudaError_t launch_grad_x_long(const BackwardParams& params, const BackwardAlignment& aligned,
                                cudaStream_t stream) {
-  const auto grid = static_cast<unsigned>(params.rows);
-  grad_x_long_kernel<X, W><<<grid, long_row_threads(params.hidden), 0, stream>>>(params, aligned);
+  const int threads = long_row_threads(params.hidden);
+  grad_x_long_kernel<X, W><<<long_row_blocks(params.rows), threads, 0, stream>>>(params, aligned);
   return cudaGetLastError();
 }
 

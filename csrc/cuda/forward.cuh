@@ -15,11 +15,20 @@ using numerics::ForwardParams;
 
 constexpr int kForwardBlockThreads = 256;  // for rows of fewer threads: as many rows as fill it
 
-// Blocks that a multiprocessor is to hold, which limits the registers of a thread: 32 for 2 chunks,
-// so that all its 2048 threads are there, and the more chunks a thread has in flight the fewer.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || \
+                               __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1100)
+constexpr int kMultiprocessorThreads = 1536;
+#else
+constexpr int kMultiprocessorThreads = 2048;
+#endif
+
+// Blocks that a multiprocessor is to hold, which limits the registers of a thread: for 2 chunks all
+// the threads that it can hold, and the more chunks a thread has in flight the fewer.
 template <int kChunks, int kBlockThreads>
 struct ForwardTraits {
-  static constexpr int kThreads = kChunks <= 2 ? 2048 : kChunks == 3 ? 1536 : 1280;
+  static constexpr int kThreads = kChunks <= 2   ? kMultiprocessorThreads
+                                  : kChunks == 3 ? 1536
+                                                 : 1280;
   static constexpr int kBlocks = kThreads / kBlockThreads;
 };
 
@@ -86,11 +95,10 @@ __global__ void __launch_bounds__(kBlockThreads, ForwardTraits<kChunks, kBlockTh
 }
 
 template <class X, class W>
-__global__ void __launch_bounds__(kMaxBlockThreads)
-    forward_long_kernel(const ForwardParams params, const ForwardAlignment aligned) {
+__device__ __forceinline__ void forward_long_row(const ForwardParams& params,
+                                                 const ForwardAlignment& aligned, int64_t row) {
   using A = numerics::Accumulate<X>;
   const int64_t hidden = params.hidden;
-  const int64_t row = blockIdx.x;
   const X* const x_row =
       static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row);
   const A sum = long_row_sum<A>(hidden, [&](A(&slots)[kSlots], int64_t chunk) {
@@ -116,6 +124,15 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
             numerics::round_to<X>(apply_gain(xhat, weight, slot, params.zero_centered_gamma)));
     }
     store_chunk(y_row, y, chunk, hidden, aligned.y);
+  }
+}
+
+template <class X, class W>
+__global__ void __launch_bounds__(kMaxBlockThreads)
+    forward_long_kernel(const ForwardParams params, const ForwardAlignment aligned) {
+  for (int64_t row = blockIdx.x; row < params.rows; row += gridDim.x) {
+    forward_long_row<X, W>(params, aligned, row);
+    __syncthreads();
   }
 }
 
@@ -145,8 +162,8 @@ cudaError_t launch_forward_rows(const ForwardParams& params, const ForwardAlignm
 template <class X, class W>
 cudaError_t launch_forward_long(const ForwardParams& params, const ForwardAlignment& aligned,
                                 cudaStream_t stream) {
-  const auto grid = static_cast<unsigned>(params.rows);
-  forward_long_kernel<X, W><<<grid, long_row_threads(params.hidden), 0, stream>>>(params, aligned);
+  const int threads = long_row_threads(params.hidden);
+  forward_long_kernel<X, W><<<long_row_blocks(params.rows), threads, 0, stream>>>(params, aligned);
   return cudaGetLastError();
 }
 

@@ -1,36 +1,20 @@
 #include "cuda/launch.h"
 #include "cuda/unit.h"
-#include "numerics/types.h"
+#include "numerics/dispatch.h"
 
 namespace automodel::cuda {
 
-using numerics::DType;
-
 cudaError_t launch_forward(const numerics::ForwardParams& params, cudaStream_t stream) {
-  switch (params.x_dtype) {
-    case DType::kBFloat16:
-      return launch_forward_as<numerics::BFloat16>(params, stream);
-    case DType::kFloat16:
-      return launch_forward_as<numerics::Float16>(params, stream);
-    case DType::kFloat64:
-      return launch_forward_as<double>(params, stream);
-    default:
-      return launch_forward_as<float>(params, stream);
-  }
+  return numerics::visit_x(params.x_dtype, [&](auto x) {
+    return launch_forward_as<typename decltype(x)::type>(params, stream);
+  });
 }
 
 static cudaError_t launch_backward_rows(const numerics::BackwardParams& params,
                                         cudaStream_t stream) {
-  switch (params.x_dtype) {
-    case DType::kBFloat16:
-      return launch_backward_rows_as<numerics::BFloat16>(params, stream);
-    case DType::kFloat16:
-      return launch_backward_rows_as<numerics::Float16>(params, stream);
-    case DType::kFloat64:
-      return launch_backward_rows_as<double>(params, stream);
-    default:
-      return launch_backward_rows_as<float>(params, stream);
-  }
+  return numerics::visit_x(params.x_dtype, [&](auto x) {
+    return launch_backward_rows_as<typename decltype(x)::type>(params, stream);
+  });
 }
 
 int64_t choose_unit_leaves(const numerics::BackwardParams& params, int multiprocessors) {

@@ -61,7 +61,8 @@ __device__ __forceinline__ A join_row(A value, A* sums) {
 }
 
 // row_sum of a row of any length by one block of (threads, 1): a warp takes whole groups in turn.
-// accumulate(slots, chunk) adds a chunk's terms to the thread's slots.
+// A block that goes on to another row needs a barrier in between. accumulate(slots, chunk) adds a
+// chunk's terms to the thread's slots.
 template <class A, class Accumulate>
 __device__ __forceinline__ A long_row_sum(int64_t hidden, const Accumulate& accumulate) {
   __shared__ A sums[numerics::kMaxGroups];
@@ -81,6 +82,12 @@ __device__ __forceinline__ A long_row_sum(int64_t hidden, const Accumulate& accu
   }
   __syncthreads();
   return numerics::finish_sum(join_groups(sums, groups));
+}
+
+// Blocks for long rows, which they take in turn.
+inline unsigned long_row_blocks(int64_t rows) {
+  constexpr int64_t kMaxGrid = 0x7fffffff;
+  return static_cast<unsigned>(rows < kMaxGrid ? rows : kMaxGrid);
 }
 
 // Threads of a block for a long row.

@@ -39,11 +39,7 @@ inline int fused_chunks(int64_t hidden) {
 
 // Levels that are kept while a subtree of `leaves` (a power of two) is summed: the sum over all of
 // them stays in registers.
-inline int kept_levels(int64_t leaves) {
-  int levels = 0;
-  while (leaves >> (levels + 1)) ++levels;
-  return levels;
-}
+inline int kept_levels(int64_t leaves) { return numerics::tree_levels(leaves) - 1; }
 
 // Shared memory of a block: the levels that each slice keeps, and room to join the slices.
 inline int64_t fused_stack_elements(int64_t hidden, int chunks, int64_t unit_leaves) {

@@ -26,6 +26,7 @@ struct RmsNormBackward : torch::autograd::Node {
   bool zero_centered_gamma = false;
 
   variable_list apply(variable_list&& grads) override {
+    const std::lock_guard<std::mutex> lock(mutex_);  // against release_variables in another thread
     const at::Tensor& grad_y = grads[0];
     const std::array<bool, 2> mask = {task_should_compute_output(0),
                                       has_weight && task_should_compute_output(1)};
@@ -40,6 +41,7 @@ struct RmsNormBackward : torch::autograd::Node {
   }
 
   void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     x.reset_data();
     weight.reset_data();
     rstd.reset_data();

@@ -7,33 +7,33 @@
 namespace automodel::op {
 namespace {
 
-[[noreturn]] void refuse(const char* op, const at::Tensor& x, const OptionalTensor& weight) {
-  check_dense(op, "x", x);
-  if (weight.has_value()) check_dense(op, "weight", *weight);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !x.is_cuda(), op, ": x is on ", x.device(),
-      ", but this automodel-rms-norm was built without CUDA kernels; install it again where nvcc "
-      "of "
-      "torch's CUDA version is found, with AUTOMODEL_RMS_NORM_CUDA=ON to see what is missing");
+// What the checks let pass here is a good call on a device without kernels.
+[[noreturn]] void refuse(const char* op, const at::Tensor& x) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!x.is_cuda(), op, ": x is on ", x.device(),
+                              ", but this automodel-rms-norm was built without CUDA kernels; "
+                              "install it again where nvcc of torch's CUDA version is found, with "
+                              "AUTOMODEL_RMS_NORM_CUDA=ON to see what is missing");
   TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": x must be on a cpu or cuda device, got ", x.device());
 }
 
-at::Tensor rms_norm(const at::Tensor& x, const OptionalTensor& weight, double, bool) {
-  refuse("rms_norm", x, weight);
+at::Tensor rms_norm(const at::Tensor& x, const OptionalTensor& weight, double eps, bool) {
+  check_forward("rms_norm", x, weight, eps);
+  refuse("rms_norm", x);
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
-                                                    const OptionalTensor& weight, double, bool) {
-  refuse("rms_norm_forward", x, weight);
+                                                    const OptionalTensor& weight, double eps,
+                                                    bool) {
+  check_forward("rms_norm_forward", x, weight, eps);
+  refuse("rms_norm_forward", x);
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad_y, const at::Tensor& x,
                                                      const OptionalTensor& weight,
                                                      const at::Tensor& rstd, bool,
-                                                     std::array<bool, 2>) {
-  check_dense("rms_norm_backward", "grad_y", grad_y);
-  check_dense("rms_norm_backward", "rstd", rstd);
-  refuse("rms_norm_backward", x, weight);
+                                                     std::array<bool, 2> output_mask) {
+  check_backward(grad_y, x, weight, rstd, output_mask);
+  refuse("rms_norm_backward", x);
 }
 
 void register_in(torch::Library& library) {

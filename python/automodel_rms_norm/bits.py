@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Difference", "at", "bit_patterns", "compare", "differing", "ulp_distance"]
+__all__ = [
+    "Difference",
+    "at",
+    "bit_patterns",
+    "check_dense",
+    "compare",
+    "differing",
+    "ulp_distance",
+]
 
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -43,6 +51,24 @@ class Difference:
         if self.coordinate is None:
             return f"{self.name}: {self.summary}"
         return f"{self.name}: {self.summary}\nfirst: {self.first()}"
+
+
+def check_dense(tensor: object, argument: str) -> None:
+    """Raises TypeError or ValueError, naming `argument`, for what has no bits to compare."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"{argument} must be a torch.Tensor, got {type(tensor).__name__}; "
+            "torch.as_tensor makes one"
+        )
+    if tensor.is_quantized:
+        raise TypeError(f"{argument} is quantized; compare its int_repr()")
+    if tensor.element_size() not in _INTEGER_OF_SIZE:
+        raise TypeError(f"{argument} is {tensor.dtype}; compare torch.view_as_real of it")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"of layout {tensor.layout}"
+        raise ValueError(f"{argument} must be dense, not {kind}; compare its values, or to_dense()")
+    if tensor.is_meta:
+        raise ValueError(f"{argument} is on the meta device and has no values; give it a real one")
 
 
 def bit_patterns(tensor: Tensor) -> Tensor:
@@ -105,8 +131,14 @@ def at(
 def compare(actual: Tensor, expected: Tensor, name: str = "tensor") -> Difference | None:
     """None where dtype, shape and bits are the same (any NaN equals any NaN), else what differs.
 
-    Any layout and any device; tensors of different devices are compared on the CPU.
+    Any strides and any device; tensors of different devices are compared on the CPU.
+
+    Raises:
+        TypeError, ValueError: where one has no bits to compare: no tensor, not dense, complex128,
+            on the meta device.
     """
+    check_dense(actual, "actual")
+    check_dense(expected, "expected")
     if actual.dtype != expected.dtype:
         return Difference(name, f"dtype {actual.dtype}, expected {expected.dtype}")
     if actual.shape != expected.shape:

@@ -3,6 +3,9 @@
 P1 is about autograd contexts, P2 about run modes. A context takes a callable ``(x, weight, eps)``
 that returns y, and inputs; it returns y, grad_x and grad_weight as far as it has them. Contexts
 start from fresh leaves and change nothing of what they are given.
+
+AOTInductor packages are not among them, for building one needs a C++ compiler and takes half a
+minute: tests/test_export.py compares theirs, run from Python and from C++.
 """
 
 from __future__ import annotations
@@ -170,12 +173,15 @@ def _needs_weight(inputs: Inputs) -> str:
 
 
 NO_GRAD = Context("no_grad", _no_grad, EAGER)
+_INFERENCE = Context("inference_mode", _inference, EAGER)
+_X_FROZEN = Context("x frozen", _x_frozen, EAGER, _needs_weight)
+_WEIGHT_FROZEN = Context("weight frozen", _weight_frozen, EAGER, _needs_weight)
 
 AUTOGRAD_CONTEXTS = (
     NO_GRAD,
-    Context("inference_mode", _inference, EAGER),
-    Context("x frozen", _x_frozen, EAGER, _needs_weight),
-    Context("weight frozen", _weight_frozen, EAGER, _needs_weight),
+    _INFERENCE,
+    _X_FROZEN,
+    _WEIGHT_FROZEN,
     Context("weight a plain tensor", _plain_weight, EAGER, _needs_weight),
     Context("checkpoint", _checkpoint(use_reentrant=False), EAGER),
     Context("checkpoint, reentrant", _checkpoint(use_reentrant=True), EAGER),
@@ -212,13 +218,22 @@ def _compiled(
 def compile_contexts(
     modes: Sequence[str] = COMPILE_MODES, fullgraph: bool = False
 ) -> list[Context]:
-    """torch.compile in each of `modes`, in grad mode and under no_grad: two graphs each."""
+    """torch.compile in each of `modes`, in grad mode and under no_grad: two graphs each.
+
+    In the first of `modes` under inference_mode and with a frozen argument as well.
+    """
     if unknown := [mode for mode in modes if mode not in COMPILE_MODES]:
         raise ValueError(f"compile mode {unknown[0]!r} is not one of {', '.join(COMPILE_MODES)}")
+    once = (_INFERENCE, _X_FROZEN, _WEIGHT_FROZEN)
     return [
-        Context(f"compiled {mode}, {eagerly.name}", _compiled(mode, eagerly, fullgraph), eagerly)
+        Context(
+            f"compiled {mode}, {eagerly.name}",
+            _compiled(mode, eagerly, fullgraph),
+            eagerly,
+            eagerly.why_not,
+        )
         for mode in modes
-        for eagerly in (EAGER, NO_GRAD)
+        for eagerly in (EAGER, NO_GRAD, *(once if mode == modes[0] else ()))
     ]
 
 

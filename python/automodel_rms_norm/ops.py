@@ -39,7 +39,7 @@ def rms_norm(
     Differentiable once with respect to x and weight in reverse mode. Second derivatives and
     forward-mode AD raise an error that names the op.
     """
-    return cast(Tensor, torch.ops.automodel.rms_norm(x, weight, eps, zero_centered_gamma))
+    return cast(Tensor, torch.ops.automodel.rms_norm.default(x, weight, eps, zero_centered_gamma))
 
 
 def build_info() -> dict[str, Any]:

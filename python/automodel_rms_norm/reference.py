@@ -1,8 +1,8 @@
 """A literal, slow reading of the numerics contract (csrc/numerics/spec.h, docs/numerics.md).
 
-It runs on the CPU with elementwise torch operations in float64 and integers alone, so it shares
-neither code nor a reduction with the kernels that it checks. Every function returns the exact bits
-that the contract specifies.
+It runs on the CPU with elementwise torch operations (in float64 and integers where one rounding in A
+is not one operation), so it shares neither code nor a reduction with the kernels that it checks.
+Every function returns the exact bits that the contract specifies.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def column_sum(a: Tensor, b: Tensor) -> Tensor:
     return sums[0] + 0.0
 
 
-def _round_to(value: Tensor, dtype: torch.dtype) -> Tensor:
+def round_to(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 or float64 values of any shape in `dtype`, rounded once, to nearest even."""
     if value.dtype != torch.float64 or dtype in (torch.float32, torch.float64):
         return value.to(dtype)
     # double to a 16-bit type, rounded once: to float by rounding to odd, then to the type.
@@ -163,7 +164,7 @@ def rms_norm_forward(
     y = rows * rstd[:, None]
     if weight is not None:
         y = y * _gain(weight, rows.dtype, zero_centered_gamma)
-    return _round_to(y, x.dtype).reshape(x.shape), rstd.reshape(x.shape[:-1])
+    return round_to(y, x.dtype).reshape(x.shape), rstd.reshape(x.shape[:-1])
 
 
 def rms_norm(
@@ -200,7 +201,7 @@ def rms_norm_backward(
     if weight is not None:
         t = grads * _gain(weight, rows.dtype, zero_centered_gamma)
     mean = row_sum(t, xhat) / torch.tensor(x.shape[-1], dtype=rows.dtype)
-    grad_x = _round_to(factor * fma(-xhat, mean[:, None].expand_as(t), t), x.dtype).reshape(x.shape)
+    grad_x = round_to(factor * fma(-xhat, mean[:, None].expand_as(t), t), x.dtype).reshape(x.shape)
     if weight is None:
         return grad_x, None
-    return grad_x, _round_to(column_sum(grads, xhat), weight.dtype)
+    return grad_x, round_to(column_sum(grads, xhat), weight.dtype)

@@ -30,6 +30,8 @@ def assert_bitwise_equal(actual: Tensor, expected: Tensor, name: str = "tensor")
     Raises:
         AssertionError: with how many elements differ and, of the first, the coordinate, both
             values, both bit patterns and their distance in units in the last place.
+        TypeError, ValueError: where an argument has no bits to compare: no tensor, sparse, nested,
+            quantized, complex128, on the meta device.
     """
     if difference := bits.compare(actual, expected, name):
         raise AssertionError(str(difference))
@@ -50,8 +52,10 @@ def assert_context_parity(
     Runs ``function(x, weight, eps)`` forward and backward in grad mode, weight an nn.Parameter.
     Compares with that y, and grad_x and grad_weight where they exist, of: no_grad, inference_mode,
     x frozen, weight frozen, weight a plain tensor, activation checkpointing; torch.compile in
-    `compile_modes` (also under no_grad, compared with no_grad); torch.export; a replayed CUDA graph
-    for a CUDA x. It clears torch.compile's caches, so that no recompile limit hides a mode.
+    `compile_modes` (also under no_grad, and in the first of them under inference_mode and with x
+    and weight frozen, each compared with the same without the compiler); torch.export; a replayed
+    CUDA graph for a CUDA x. It clears torch.compile's caches, so that no recompile limit hides a
+    mode.
 
     Args:
         function: ``(x, weight, eps) -> y``, differentiable.
@@ -68,7 +72,14 @@ def assert_context_parity(
 
     Raises:
         AssertionError: naming each context that differs, what from, and the first difference.
+        TypeError, ValueError: where x, weight or grad_y is not a dense floating-point tensor.
     """
+    for argument, tensor in (("x", x), ("weight", weight), ("grad_y", grad_y)):
+        if tensor is None and argument != "x":
+            continue
+        bits.check_dense(tensor, argument)
+        if not tensor.is_floating_point():
+            raise TypeError(f"{argument} must be of a floating-point dtype, got {tensor.dtype}")
     if grad_y is None:
         generator = torch.Generator().manual_seed(0)
         grad_y = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)

@@ -1,6 +1,6 @@
 // automodel::rms_norm for C++ programs. Header-only: it finds the op in torch's dispatcher, where
-// loading libautomodel_rms_norm.so puts it. Link that library with -Wl,--no-as-needed, or dlopen
-// it; Python's automodel_rms_norm.build_info()["library"] is its path.
+// loading libautomodel_rms_norm.so puts it: dlopen that library before the first call. Python's
+// automodel_rms_norm.build_info()["library"] is its path.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,11 +13,13 @@ namespace automodel {
 
 // RMS normalisation over the last dimension: y = x * rstd * w, rstd = 1 / sqrt(mean(x * x) + eps).
 //
-//   x       (..., hidden), bfloat16, float16, float32 or float64, on a cpu or cuda device; any
-//   strides weight  (hidden,) or nothing; bfloat16, float16 or float32, and float64 with float64 x
-//   eps     finite and not negative
-//   zero_centered_gamma  w is weight + 1, added in float32 (float64 for float64 x), instead of
-//   weight
+// x: (..., hidden), bfloat16, float16, float32 or float64, on a cpu or cuda device; any strides.
+//
+// weight: (hidden,) or nothing; bfloat16, float16 or float32, and float64 with float64 x.
+//
+// eps: finite and not negative.
+//
+// zero_centered_gamma: w is weight + 1, added in float32 (float64 for float64 x).
 //
 // Returns y, contiguous, of x's shape and dtype; differentiable once with respect to x and weight.
 // The bits are those of the numerics contract, the same as from Python. Throws c10::Error.
