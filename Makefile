@@ -102,7 +102,7 @@ test-cpp: $(tools_stamp) ## GoogleTest of numerics and CPU kernels, plain and un
 	@$(call cpp_test,cpp-sanitized,-DAUTOMODEL_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1')
 
 test-arm: $(tools_stamp) ## the same tests, cross-compiled and under qemu
-	@command -v aarch64-linux-gnu-g++ qemu-aarch64 >/dev/null && [[ -d /usr/src/googletest ]] || \
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && [[ -d /usr/src/googletest ]] || \
 	  { echo "make test-arm needs: apt-get install g++-aarch64-linux-gnu qemu-user googletest" >&2; exit 1; }
 	@echo "== C++ tests for Arm, under qemu"
 	@$(call cpp_test,arm,-DCMAKE_TOOLCHAIN_FILE=tests/cpp/aarch64.cmake)
@@ -110,7 +110,7 @@ test-arm: $(tools_stamp) ## the same tests, cross-compiled and under qemu
 SANITIZERS := memcheck racecheck initcheck synccheck
 
 test-gpu-memory: $(tools_stamp) ## compute-sanitizer's four tools over the CUDA kernels (needs a GPU)
-	@command -v nvcc compute-sanitizer >/dev/null || \
+	@command -v nvcc >/dev/null && command -v compute-sanitizer >/dev/null || \
 	  { echo "make test-gpu-memory needs nvcc and compute-sanitizer, which come with the CUDA toolkit" >&2; exit 1; }
 	@$(call cpp_build,cuda,-DWITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native) --target cuda_driver
 	@for tool in $(SANITIZERS); do echo "== $$tool"; \

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,6 +92,12 @@ def check_environment() -> None:
             f"Python.h is not in {sysconfig.get_path('include')}. Run: apt-get install python3-dev "
             f"(or what belongs to {sys.executable})"
         )
+
+
+def cxx_standard(cpp_extension) -> str:
+    """The C++ standard of torch's headers, which is what its own builder of extensions asks for."""
+    found = re.findall(r"-std=c\+\+(\d\d)", Path(cpp_extension.__file__).read_text())
+    return Counter(found).most_common(1)[0][0] if found else "17"
 
 
 def cxx_runtime() -> str:
@@ -208,6 +215,7 @@ class CMakeBuild(build_ext):
             "TORCH_VERSION": torch.__version__,
             "TORCH_INCLUDE_DIRS": ";".join(cpp_extension.include_paths()),
             "TORCH_LIBRARY_DIRS": ";".join(cpp_extension.library_paths()),
+            "TORCH_CXX_STANDARD": cxx_standard(cpp_extension),
             "TORCH_CXX_RUNTIME": cxx_runtime(),
             "TORCH_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
             "AUTOMODEL_WERROR": os.environ.get("AUTOMODEL_RMS_NORM_WERROR") or "OFF",

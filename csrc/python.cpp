@@ -17,11 +17,11 @@ namespace numerics = automodel::numerics;
 py::dict build_info() {
   using namespace py::literals;
   namespace config = automodel::build_config;
-  return py::dict("version"_a = config::kVersion, "torch"_a = config::kTorchVersion,
-                  "cuda"_a = config::kCudaVersion,
-                  "cuda_architectures"_a = config::kCudaArchitectures,
-                  "no_cuda_reason"_a = config::kNoCudaReason, "compiler"_a = config::kCompiler,
-                  "cpu_isas_compiled"_a = config::kCpuLevels);
+  return py::dict(
+      "version"_a = config::kVersion, "torch"_a = config::kTorchVersion,
+      "cuda"_a = config::kCudaVersion, "cuda_architectures"_a = config::kCudaArchitectures,
+      "no_cuda_reason"_a = config::kNoCudaReason, "compiler"_a = config::kCompiler,
+      "cxx_standard"_a = config::kCxxStandard, "cpu_isas_compiled"_a = config::kCpuLevels);
 }
 
 py::dict contract() {

@@ -2,15 +2,19 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import setuptools
+import torch
 
 ROOT = Path(__file__).parents[1]
 INSTALL = "pip install --no-build-isolation ."
@@ -225,13 +229,19 @@ def test_the_sdist_holds_what_the_build_reads(build: ModuleType) -> None:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A copy of the repository as git has it, so that pip leaves nothing in this one."""
-    ignored = shutil.ignore_patterns(".*", "build", "*.so", "*.egg-info", "__pycache__", "lib")
-    return Path(shutil.copytree(ROOT, tmp_path / "source", ignore=ignored))
+    ignored = shutil.ignore_patterns(
+        *(".*", "build", "dist", "*.so", "*.egg-info", "__pycache__", "lib", "_build_config.py")
+    )
+    copy = Path(shutil.copytree(ROOT, tmp_path / "source", ignore=ignored))
+    shutil.rmtree(copy / "python" / "automodel_rms_norm" / "include", ignore_errors=True)
+    return copy
 
 
-def pip(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def pip(
+    *arguments: str, command: str = "install", **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--no-deps", *arguments],
+        [sys.executable, "-m", "pip", command, "--no-deps", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
@@ -283,3 +293,69 @@ def test_pip_shows_the_sentence(
     done = pip("--no-build-isolation", "--target", target, str(source), **environment)
     assert done.returncode != 0
     assert expected in done.stderr + done.stdout
+
+
+# --- The wheel ------------------------------------------------------------------------------------
+
+IN_WHEEL = {
+    "__init__.py",
+    "_C.pyi",
+    "_build_config.py",
+    "_build_config.pyi",
+    "py.typed",
+    "gate/__init__.py",
+    "gate/cli.py",
+    "include/automodel/rms_norm.h",
+    "lib/libautomodel_rms_norm.so",
+}
+
+
+@pytest.mark.long
+def test_a_wheel_is_complete_without_this_machines_paths_and_runs(
+    source: Path, tmp_path: Path
+) -> None:
+    dist, site = tmp_path / "dist", tmp_path / "site"
+    arguments = ("--no-build-isolation", "--no-index", "--wheel-dir", str(dist), str(source))
+    done = pip(*arguments, command="wheel", AUTOMODEL_RMS_NORM_CUDA="OFF")
+    assert done.returncode == 0, done.stderr + done.stdout
+    (wheel,) = dist.glob("automodel_rms_norm-*.whl")
+
+    files = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            files[name.removeprefix("automodel_rms_norm/")] = archive.read(name)
+    assert set(files) >= IN_WHEEL
+    modules = (source / "python" / "automodel_rms_norm").rglob("*.py*")
+    assert {
+        str(path.relative_to(source / "python" / "automodel_rms_norm")) for path in modules
+    } <= (set(files))
+    assert len([name for name in files if re.fullmatch(r"_C\.[^/]*\.so", name)]) == 1
+    # Nothing of the build beside the package and its metadata.
+    assert {name.split("/")[0] for name in archive.namelist()} == {
+        "automodel_rms_norm",
+        f"automodel_rms_norm-{version('automodel-rms-norm')}.dist-info",
+    }
+    for folder in (ROOT, tmp_path, Path(torch.__file__).parents[1]):
+        assert [name for name, data in files.items() if bytes(folder) in data] == [], folder
+
+    done = pip("--no-index", "--target", str(site), str(wheel))
+    assert done.returncode == 0, done.stderr
+    program = (
+        "import torch, automodel_rms_norm as arn; print(arn.__file__);"
+        "print(arn.build_info()['library'], arn.build_info()['no_cuda_reason']);"
+        "print(torch.equal(arn.rms_norm(torch.ones(2, 96), None, 0.0), torch.ones(2, 96)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site)},
+    )
+    package = site / "automodel_rms_norm"
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        str(package / "__init__.py"),
+        f"{package / 'lib' / 'libautomodel_rms_norm.so'} AUTOMODEL_RMS_NORM_CUDA=OFF",
+        "True",
+    ]

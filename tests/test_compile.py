@@ -72,17 +72,15 @@ def test_a_frozen_argument_compiles_to_eager_bits(
     inputs = support.make_inputs(4, 256, device=device)
     expected = support.forward_backward(arn.rms_norm, inputs)
     compiled = torch.compile(arn.rms_norm, fullgraph=True, dynamic=dynamic, mode=mode)
+    x = inputs.x.clone().requires_grad_(frozen != "x")
+    weight = nn.Parameter(inputs.weight.clone(), requires_grad=frozen == "x")
+    wanted, name = (weight, "grad_weight") if frozen == "x" else (x, "grad_x")
     for _ in range(3):  # on a GPU with CUDA graphs the third call is a replay
         torch.compiler.cudagraph_mark_step_begin()
-        x = inputs.x.clone().requires_grad_(frozen != "x")
-        weight = nn.Parameter(inputs.weight.clone(), requires_grad=frozen == "x")
         y = compiled(x, weight, EPS)
-        y.backward(inputs.grad_y)
+        (gradient,) = torch.autograd.grad(y, wanted, inputs.grad_y)
         assert_bitwise_equal(y.detach(), expected.y, "y")
-        if frozen == "x":
-            assert_bitwise_equal(weight.grad, expected.grad_weight, "grad_weight")
-        else:
-            assert_bitwise_equal(x.grad, expected.grad_x, "grad_x")
+        assert_bitwise_equal(gradient, getattr(expected, name), name)
     assert graphs == [["automodel::rms_norm_forward"], ["automodel::rms_norm_backward"]]
 
 
@@ -122,24 +120,6 @@ def test_eps_is_the_same_number_compiled(device: torch.device, eps: float) -> No
             assert_bitwise_equal(
                 compiled(x, weight, value), arn.rms_norm(x, weight, value), f"y, eps {value}"
             )
-
-
-@pytest.mark.case("vLLM-PR-57123")
-@pytest.mark.cuda
-@pytest.mark.long
-@pytest.mark.parametrize("eps", [1e-5, 0.1 + 0.2], ids=str)
-def test_eps_is_the_same_number_over_1e8_elements(eps: float) -> None:
-    x = torch.randn(25000, 4096, device="cuda", dtype=torch.bfloat16)
-    weight = 1 + 0.3 * torch.randn(4096, device="cuda", dtype=torch.bfloat16)
-    compiled = torch.compile(arn.rms_norm, fullgraph=True, dynamic=True)
-    with torch.no_grad():
-        expected = arn.rms_norm(x, weight, eps)
-        assert_bitwise_equal(compiled(x, weight, eps), expected, "compiled y")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = arn.rms_norm(x, weight, eps)
-        graph.replay()
-        assert_bitwise_equal(y, expected, "replayed y")
 
 
 # --- Modes of torch -------------------------------------------------------------------------------

@@ -49,9 +49,10 @@ def test_the_dtype_of_weight_does_not_change_y(dtype, weight_dtype, device):
 
 @pytest.mark.case("pytorch-167308", "apex-979")
 @pytest.mark.parametrize("autocast_dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_autocast_changes_nothing(dtype, autocast_dtype, device):
-    inputs = support.make_inputs(40, 300, dtype=dtype, weight_dtype=torch.float32, device=device)
+@pytest.mark.parametrize("weight_dtype", support.LOW_WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", support.X_DTYPES, ids=str)
+def test_autocast_changes_nothing(dtype, weight_dtype, autocast_dtype, device):
+    inputs = support.make_inputs(40, 300, dtype=dtype, weight_dtype=weight_dtype, device=device)
     expected = support.forward_backward(arn.rms_norm, inputs)
     with torch.autocast(device.type, dtype=autocast_dtype), Recorder() as recorder:
         assert torch.is_autocast_enabled(device.type)
@@ -60,7 +61,7 @@ def test_autocast_changes_nothing(dtype, autocast_dtype, device):
         actual = support.forward_backward(arn.rms_norm, inputs)
     arn.testing.assert_bitwise_equal(y, expected.y, "y")
     support.assert_same(actual, expected)
-    assert actual.y.dtype == dtype
+    assert (actual.y.dtype, actual.grad_weight.dtype) == (dtype, weight_dtype)
     norms = [name for name in recorder.ops if "automodel" in name]
     assert norms[1:] == ["automodel::rms_norm_forward", "automodel::rms_norm_backward"]
     assert not any("copy" in name for name in recorder.ops)

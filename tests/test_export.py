@@ -179,7 +179,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         subprocess.run(
             [
                 compiler,
-                "-std=c++17",
+                f"-std=c++{arn.build_info()['cxx_standard']}",
                 "-Wall",
                 "-Wextra",
                 "-Werror",

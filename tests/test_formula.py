@@ -1,6 +1,8 @@
 """The op against the formula: in higher precision, eager and compiled; and faulty versions of the
 formula, which have to be seen."""
 
+from collections.abc import Callable
+
 import automodel_rms_norm as arn
 import baselines
 import pytest
@@ -58,41 +60,79 @@ def test_the_op_is_within_its_bounds(shape, dtype, zero_centered, device):
     assert not wrong_outputs(inputs, zero_centered, *outputs)
 
 
-# Inductor's C++ takes half a minute to compile, so the other pairs are long.
-FORMS = [
-    ("eager", torch.bfloat16),
-    ("eager", torch.float32),
-    ("static", torch.bfloat16),
-    ("dynamic", torch.float32),
-    pytest.param("static", torch.float32, marks=pytest.mark.long),
-    pytest.param("dynamic", torch.bfloat16, marks=pytest.mark.long),
-]
-
-
-@pytest.mark.parametrize(("form", "dtype"), FORMS, ids=str)
-@pytest.mark.parametrize("zero_centered", [False, True], ids=["plain", "zero_centered"])
-def test_the_op_agrees_with_the_formula_run_by_torch(
-    form, dtype, zero_centered, device, any_order, fresh_dynamo
-):
-    inputs = make(40, 1000, dtype=dtype, zero_centered=zero_centered, device=device)
-    formula = baselines.formula
-    if form != "eager":
-        formula = torch.compile(formula, dynamic=form == "dynamic", fullgraph=True)
+def assert_agreement(
+    formula: Callable[..., Tensor], inputs: support.Inputs, zero_centered: bool
+) -> support.Outputs:
+    """The op and `formula`, which torch runs, are both within the bounds, so near each other."""
     ours = support.forward_backward(arn.rms_norm, inputs, EPS, zero_centered)
     theirs = support.forward_backward(formula, inputs, EPS, zero_centered)
     assert not wrong_outputs(inputs, zero_centered, *ours)
     assert not wrong_outputs(inputs, zero_centered, *theirs)
-    exact = exact_rms_norm(inputs.x, inputs.weight, EPS, zero_centered, inputs.grad_y)
-    allowed = bounds.bounds(exact, inputs.grad_y, dtype, dtype, zero_centered)
+    x, weight, grad_y = inputs
+    exact = exact_rms_norm(x, weight, EPS, zero_centered, grad_y)
+    allowed = bounds.bounds(exact, grad_y, x.dtype, weight.dtype, zero_centered)
     for our, their, bound in zip(ours, theirs, allowed, strict=True):
-        # Both are within the bound of one value.
-        assert ((our.double() - their.double()).abs().cpu() <= 2 * bound).all()
-    for context in (torch.no_grad, torch.inference_mode):
-        with context():
-            y = arn.rms_norm(inputs.x, inputs.weight, EPS, zero_centered)
-            their = formula(inputs.x, inputs.weight, EPS, zero_centered)
-        arn.testing.assert_bitwise_equal(y, ours.y, "y")
-        assert not wrong_outputs(inputs, zero_centered, their)
+        error = (our.double() - their.double()).abs().cpu().reshape(bound.shape)
+        assert (error <= 2 * bound).all()
+    return ours
+
+
+MIXED = dict(
+    zip(
+        support.X_DTYPES,
+        [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32],
+        strict=True,
+    )
+)
+MIXED_WEIGHT = pytest.mark.parametrize("mixed", [False, True], ids=["one_dtype", "mixed_dtypes"])
+
+
+def make_mixed(shape, dtype, mixed, zero_centered, device) -> support.Inputs:
+    return support.make_inputs(
+        *shape,
+        dtype=dtype,
+        weight_dtype=MIXED[dtype] if mixed else dtype,
+        zero_centered_gamma=zero_centered,
+        device=device,
+    )
+
+
+@ZERO_CENTERED
+@MIXED_WEIGHT
+@pytest.mark.parametrize("dtype", support.X_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(9, 1), (7, 129), (2, 3, 100), (1, 1000)], ids=str)
+def test_the_op_agrees_with_the_formula_run_by_torch(
+    shape, dtype, mixed, zero_centered, device, any_order
+):
+    inputs = make_mixed(shape, dtype, mixed, zero_centered, device)
+    assert_agreement(baselines.formula, inputs, zero_centered)
+
+
+@ZERO_CENTERED
+@pytest.mark.parametrize("form", ["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("dtype", "mixed"),
+    [
+        (torch.bfloat16, False),
+        (torch.float16, False),
+        (torch.float32, False),
+        (torch.bfloat16, True),
+    ],
+    ids=str,
+)
+def test_the_op_agrees_with_the_formula_compiled(
+    dtype, mixed, form, zero_centered, device, any_order, fresh_dynamo
+):
+    formula = torch.compile(baselines.formula, dynamic=form == "dynamic", fullgraph=True)
+    for rows in (40, 9) if form == "dynamic" else (40,):
+        inputs = make_mixed((rows, 1000), dtype, mixed, zero_centered, device)
+        ours = assert_agreement(formula, inputs, zero_centered)
+        for context in (torch.no_grad, torch.inference_mode):
+            with context():
+                y = arn.rms_norm(inputs.x, inputs.weight, EPS, zero_centered)
+                their = formula(inputs.x, inputs.weight, EPS, zero_centered)
+            arn.testing.assert_bitwise_equal(y, ours.y, "y")
+            assert not wrong_outputs(inputs, zero_centered, their)
 
 
 @pytest.mark.case("Megatron-LM-PR-6859")

@@ -28,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole gate on two models' cases, few accuracy and golden ones, one compile mode."""
     models = [case for case in model_cases(quick=True) if " 128, " in case.label]
     accuracy = list(accuracy_cases(quick=True))[:4]
-    golden_cases = golden.cases()[9:14]
+    golden_cases = [*golden.cases()[:1], *golden.cases()[9:14]]  # one bfloat16, float32
     monkeypatch.setattr(check, "model_cases", lambda quick: models)
     monkeypatch.setattr(check, "accuracy_cases", lambda quick: accuracy)
     monkeypatch.setattr(check, "captured_cases", list)

@@ -208,6 +208,7 @@ def test_build_info_has_plain_values_of_this_build() -> None:
         "cuda_architectures",
         "no_cuda_reason",
         "compiler",
+        "cxx_standard",
         "cpu_isas_compiled",
         "cpu_isas_supported",
         "cpu_isa",
@@ -281,6 +282,14 @@ def test_cpu_tensors_work_in_a_cuda_build() -> None:
     arn.testing.assert_bitwise_equal(y, arn.rms_norm(x, None, 1e-5), "y")
 
 
-def test_the_library_shares_torchs_cxx_runtime():
+def test_the_library_shares_torchs_cxx_runtime() -> None:
     """Also where the compiler links its own: two of them crash on a number in a message."""
     assert b"libstdc++.so.6" in Path(arn.build_info()["library"]).read_bytes()
+
+
+@pytest.mark.parametrize("binary", ["op library", "Python module"])
+def test_the_binaries_hold_no_path_of_this_machine(binary: str) -> None:
+    file = arn.build_info()["library"] if binary == "op library" else arn._C.__file__
+    data = Path(file).read_bytes()
+    for folder in (Path(__file__).parents[1], Path(torch.__file__).parents[1]):
+        assert bytes(folder) not in data

@@ -50,6 +50,16 @@ struct RmsNormBackward : torch::autograd::Node {
   std::string name() const override { return "AutomodelRmsNormBackward"; }
 };
 
+// Older torch owns nodes by std::shared_ptr, later ones by c10::intrusive_ptr.
+template <class T>
+auto make_node() {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, T>) {
+    return c10::make_intrusive<T>();
+  } else {
+    return std::shared_ptr<T>(new T(), [](auto* node) { deleteNode(node); });
+  }
+}
+
 void check_no_forward_gradient(const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(tensor),
                               "automodel::rms_norm: forward-mode AD is not implemented, and ", name,
@@ -66,7 +76,7 @@ at::Tensor rms_norm(const at::Tensor& x, const OptionalTensor& weight, double ep
   if (!needs_grad) return call_rms_norm(x, weight, eps, zero_centered_gamma);
 
   check_forward("rms_norm", x, weight, eps);  // or the message would name rms_norm_forward
-  auto node = std::shared_ptr<RmsNormBackward>(new RmsNormBackward(), torch::autograd::deleteNode);
+  auto node = make_node<RmsNormBackward>();
   node->set_next_edges(
       torch::autograd::collect_next_edges(x, weight.has_value() ? *weight : at::Tensor()));
   auto [y, rstd] = call_forward(x, weight, eps, zero_centered_gamma);

@@ -53,8 +53,8 @@ class Difference:
         return f"{self.name}: {self.summary}\nfirst: {self.first()}"
 
 
-def check_dense(tensor: object, argument: str) -> None:
-    """Raises TypeError or ValueError, naming `argument`, for what has no bits to compare."""
+def check_dense(tensor: object, argument: str) -> Tensor:
+    """The tensor; a TypeError or ValueError, naming `argument`, for what has no bits to compare."""
     if not isinstance(tensor, Tensor):
         raise TypeError(
             f"{argument} must be a torch.Tensor, got {type(tensor).__name__}; "
@@ -69,6 +69,7 @@ def check_dense(tensor: object, argument: str) -> None:
         raise ValueError(f"{argument} must be dense, not {kind}; compare its values, or to_dense()")
     if tensor.is_meta:
         raise ValueError(f"{argument} is on the meta device and has no values; give it a real one")
+    return tensor
 
 
 def bit_patterns(tensor: Tensor) -> Tensor:

@@ -1,59 +1,23 @@
 """How far y, grad_x and grad_weight of the contract may be from the formula: property P6.
 
-The derivation, to be read beside csrc/numerics/spec.h. u is the unit roundoff of A (2^-24 for
-float32, 2^-53 for float64) and eta its smallest subnormal.
+The derivation and the conditions are in docs/numerics.md, "Bounds of the error". These are its
+results. u is the unit roundoff of A and eta its smallest subnormal; gamma(k) = k u / (1 - k u); k_w
+is 1 with zero_centered_gamma and a weight, else 0; M is the mean of |t xhat|.
 
-Roundings. One rounded operation multiplies its exact result by a factor in [1 - u, 1 / (1 - u)]. A
-value that k roundings went through carries a factor in [(1 - u)^k, (1 - u)^-k], so its relative
-error is at most
+    d     = ceil(ceil(N / 8) / T) + 3 + log2 T
+    e     = min(rows, 8) + ceil(log2 leaves)
+    k_r   = d / 2 + 3 + (eta / u) rstd^2
+    k_t   = 1 + k_w
+    k_c   = k_t + k_r + d + 2
 
-    gamma(k) = k u / (1 - k u)      for real k >= 1, by Bernoulli's inequality.
+    y            gamma(k_r + 2 + k_w) |y| + eta (|w| + 1)
+    grad_x       rstd (gamma(k_t + k_r + 2) |t| + gamma(k_c + 2 k_r + 3) |xhat| M)
+                 + eta (1 + rstd (1 + |xhat| (2 + mean |t|) + M))
+    grad_weight  sum over rows of gamma(k_r + 1 + e) |grad_y xhat|
+                 + eta (rows + sum over rows of |grad_y|)
 
-A product adds the k of its factors, a quotient too, a square root halves k. A sum of terms that
-carry at most k each is off by at most gamma(k) times the sum of their magnitudes.
-
-row_sum: d roundings. A term passes at most L = ceil(chunks / T) fused multiply-adds, whose products
-are exact, then 3 joins of slots and log2 T joins of threads and groups; adding +0 is exact:
-
-    d = L + 3 + log2 T
-
-rstd: k_r roundings. The terms of the mean and eps are not negative, so nothing cancels: d for the
-sum, 1 for the division by N, 1 for the addition of eps; the square root halves these and adds 1;
-the reciprocal adds 1. Squares may be subnormal: each fma and the division are then off by at most
-eta / 2, the mean by at most eta, rstd relatively by at most eta / (2 v) with v = 1 / rstd^2.
-Written as roundings, and doubled for the second order:
-
-    k_r = d / 2 + 3 + (eta / u) rstd^2
-
-y: xhat adds 1, the product with w adds 1, the addition in w = weight + 1 adds k_w = 1 (0 otherwise;
-without weight the product is counted though there is none):
-
-    |y_A - y| <= gamma(k_r + 2 + k_w) |y| + eta (|w| + 1)
-
-grad_x = rstd (t - xhat c) with c = mean of t xhat and T = mean of |t xhat|. t carries k_t = 1 + k_w
-roundings, xhat k_r + 1, c as many as both and d + 1 more: k_c = k_t + k_r + d + 2. In xhat c they
-are k_c + k_r + 1. Then the fma rounds once, and the product with rstd adds k_r + 1:
-
-    |grad_x_A - grad_x| <= rstd (gamma(k_t + k_r + 2) |t| + gamma(k_c + 2 k_r + 3) |xhat| T)
-
-t and xhat c may cancel, so the bound is in their magnitudes and not in grad_x. Underflow adds
-eta / 2 for each product, fma and quotient, in all at most
-eta (1 + rstd (1 + |xhat| (2 + mean |t|) + T)).
-
-grad_weight: a term holds an xhat, and passes at most kLeafRows fused multiply-adds and a join for
-each level of the tree over leaves:
-
-    e = min(rows, kLeafRows) + ceil(log2 leaves)
-    |grad_weight_A - grad_weight| <= sum_r gamma(k_r + 1 + e) |grad_y xhat|
-                                     + eta (rows + sum_r |grad_y|)
-
-The last rounding, to the type X of the result where it is not A, adds u_X |value| + eta_X / 2: half
-a unit in the last place, so y in bfloat16 or float16 is one of the two numbers around the formula's
-value, within 1 ulp of its rounding. A value that may reach the end of the range may be infinite.
-
-Provided that N x^2 does not overflow A; past that rstd is 0 and so is y, as the specification says.
-Zero rows with eps = 0 have no finite answer. The formula in float64 is 2^29 times finer than
-float32, its own error is not counted.
+A last rounding, to a type X that is not A, adds u_X (|value| + bound) + eta_X / 2. Where value and
+bound together exceed the largest finite number the bound is infinite.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ def build_info() -> dict[str, Any]:
     """What this installation is: a dict of plain values.
 
     ``version``, ``torch`` and ``cuda`` it was built with (``cuda`` is "" for a CPU-only build, with
-    ``no_cuda_reason``), ``cuda_architectures``, ``compiler``, the CPU instruction sets compiled in,
-    supported here and active, the ``contract`` (version and constants) and the path of the op
-    library, which C++ programs load.
+    ``no_cuda_reason``), ``cuda_architectures``, ``compiler``, the ``cxx_standard`` that torch's
+    headers need, the CPU instruction sets compiled in, supported here and active, the ``contract``
+    (version and constants) and the path of the op library, which C++ programs load.
     """
     info: dict[str, Any] = dict(_C.build_info())
     for key in ("cuda_architectures", "cpu_isas_compiled"):

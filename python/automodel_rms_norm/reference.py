@@ -1,7 +1,7 @@
 """A literal, slow reading of the numerics contract (csrc/numerics/spec.h, docs/numerics.md).
 
-It runs on the CPU with elementwise torch operations (in float64 and integers where one rounding in A
-is not one operation), so it shares neither code nor a reduction with the kernels that it checks.
+It runs on the CPU with elementwise torch operations (in float64 and integers where one rounding in
+A is not one operation), so it shares neither code nor a reduction with the kernels that it checks.
 Every function returns the exact bits that the contract specifies.
 """
 

@@ -77,9 +77,9 @@ def assert_context_parity(
     for argument, tensor in (("x", x), ("weight", weight), ("grad_y", grad_y)):
         if tensor is None and argument != "x":
             continue
-        bits.check_dense(tensor, argument)
-        if not tensor.is_floating_point():
-            raise TypeError(f"{argument} must be of a floating-point dtype, got {tensor.dtype}")
+        dense = bits.check_dense(tensor, argument)
+        if not dense.is_floating_point():
+            raise TypeError(f"{argument} must be of a floating-point dtype, got {dense.dtype}")
     if grad_y is None:
         generator = torch.Generator().manual_seed(0)
         grad_y = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
