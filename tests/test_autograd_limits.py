@@ -7,6 +7,7 @@ import baselines
 import pytest
 import support
 import torch
+import torch._dynamo.compiled_autograd
 from automodel_rms_norm.testing import assert_bitwise_equal
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
@@ -290,3 +291,12 @@ def test_jacrev_has_the_bits_of_a_loop(device: torch.device) -> None:
     # 60 roundings of values below 2^4: 60 * 2^4 * 2^-53 < 2e-13.
     formula = torch.autograd.functional.jacobian(lambda x: baselines.formula(x, weight, EPS), x)
     assert (actual - formula).abs().max() < 2e-13
+
+
+def test_compiled_autograd_raises_naming_the_node():
+    inputs = support.make_inputs(3, 16, dtype=torch.float32, weight_dtype=torch.float32)
+    x = inputs.x.requires_grad_()
+    y = arn.rms_norm(x, inputs.weight, 1e-5)
+    enabled = torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager"))
+    with enabled, pytest.raises(NotImplementedError, match="AutomodelRmsNormBackward"):
+        y.backward(inputs.grad_y)

@@ -210,7 +210,7 @@ def test_exit_0_where_all_hold(capsys, monkeypatch, tmp_path):
         ours = [o for o in report["outcomes"] if o["property"] == row["property"]]
         assert row["cases"] == sum(o["status"] == HOLDS for o in ours) > 0
         assert (row["failures"], row["first_difference"]) == (0, None)
-    assert {"torch", "CUDA", "GPU", "CPU", "instruction set", "contract"} <= set(
+    assert {"torch", "torch's CUDA", "GPU", "CPU", "instruction set", "contract"} <= set(
         report["environment"]
     )
 
@@ -285,8 +285,8 @@ def test_a_missing_gpu_is_said(monkeypatch):
     report = check.check(OP, PROPERTIES[3:5])
     assert report.holds
     for row in report.rows:
-        assert row.reasons() == {"GPU part: no CUDA GPU on this machine": 1}
-    assert "not run: GPU part: no CUDA GPU on this machine (P4, P5)" in printed(report)
+        assert row.reasons() == {"on a GPU: no CUDA GPU on this machine": 1}
+    assert "not run (P4, P5) on a GPU: no CUDA GPU on this machine" in printed(report)
 
 
 @pytest.mark.usefixtures("small")
@@ -298,7 +298,7 @@ def test_missing_transformers_are_said_with_the_remedy(monkeypatch):
 
     monkeypatch.setattr(capture, "import_module", missing)
     report = check.check(OP, [PROPERTIES[4], PROPERTIES[6]], device="cpu")
-    assert [dict(row.reasons()) for row in report.rows] == [{f"real model: {reason}": 1}, {}]
+    assert [dict(row.reasons()) for row in report.rows] == [{f"on a real model: {reason}": 1}, {}]
     assert reason in printed(report)
 
 

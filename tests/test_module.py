@@ -231,3 +231,19 @@ def test_the_package_is_typed() -> None:
         assert hints.return_annotation is not inspect.Signature.empty
         for name, parameter in hints.parameters.items():
             assert name == "self" or parameter.annotation is not inspect.Parameter.empty
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": 0}, "dim must be an integer of at least 1, got 0"),
+        ({"dim": "a"}, "dim must be an integer of at least 1, got 'a'"),
+        ({"dim": (64,)}, r"dim must be an integer of at least 1, got \(64,\)"),
+        ({"dim": 64, "eps": None}, "eps must be a finite number of at least 0, got None"),
+        ({"dim": 64, "eps": -1e-5}, "eps must be a finite number of at least 0, got -1e-05"),
+        ({"dim": 64, "eps": float("nan")}, "eps must be a finite number of at least 0, got nan"),
+    ],
+)
+def test_a_wrong_argument_is_refused_at_once(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        arn.RMSNorm(**arguments)

@@ -107,7 +107,7 @@ def _wrapped(value: int) -> int:
 
 def _shifted(value: Tensor, places: int) -> Tensor:
     """value >> places, with zeros coming in."""
-    return (value >> places) & ((1 << (64 - places)) - 1)
+    return (value >> places) & _wrapped((1 << (64 - places)) - 1)
 
 
 def _mix(value: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def digest(tensor: Tensor | None) -> int:
     if tensor is None:
         return 0
     patterns = bit_patterns(tensor).reshape(-1).cpu()
-    mask = (1 << 8 * tensor.element_size()) - 1
+    mask = _wrapped((1 << 8 * tensor.element_size()) - 1)
     total = 0
     for index in _in_blocks(patterns.numel()):
         bits = patterns[int(index[0]) : int(index[-1]) + 1].to(torch.int64) & mask

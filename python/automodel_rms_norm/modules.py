@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,9 @@ class RMSNorm(nn.Module):
             weight near 0 can follow updates that one near 1 would round away.
         elementwise_affine: False for no weight.
 
+    Raises:
+        ValueError: for a dim or an eps that no input can be normalised with.
+
     Attributes:
         weight: (dim,) parameter, or None. The only entry of the state dict.
     """
@@ -42,6 +47,10 @@ class RMSNorm(nn.Module):
         elementwise_affine: bool = True,
     ) -> None:
         super().__init__()
+        if not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"RMSNorm: dim must be an integer of at least 1, got {dim!r}")
+        if not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
+            raise ValueError(f"RMSNorm: eps must be a finite number of at least 0, got {eps!r}")
         self.dim = dim
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma

@@ -54,9 +54,9 @@ def _checks(
         for plan in plans:
             yield from property.checks(plan)
         if device == "auto" and no_gpu:
-            yield not_run(property.key, "every case on a GPU", f"GPU part: {no_gpu}")
+            yield not_run(property.key, "every case on a GPU", f"on a GPU: {no_gpu}")
         if no_capture and property.key != "P7":
-            yield not_run(property.key, "norms of a real model", f"real model: {no_capture}")
+            yield not_run(property.key, "norms of a real model", f"on a real model: {no_capture}")
 
 
 def check(

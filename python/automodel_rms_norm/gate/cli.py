@@ -10,6 +10,7 @@ from typing import IO, NoReturn
 
 from rich.console import Console
 
+import automodel_rms_norm as arn
 from automodel_rms_norm.gate.check import check, why_no_gpu
 from automodel_rms_norm.gate.plan import OP, Property
 from automodel_rms_norm.gate.properties import PROPERTIES
@@ -40,6 +41,7 @@ def _properties(text: str) -> tuple[Property, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="numerics-gate", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {arn.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     command = commands.add_parser(
         "check",

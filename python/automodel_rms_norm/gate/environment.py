@@ -42,7 +42,7 @@ def environment() -> dict[str, str]:
         "automodel-rms-norm": f"{arn.__version__}, {kernels}, {info['compiler']}",
         "contract": f"version {info['contract']['version']}",
         "torch": f"{torch.__version__}, built against {info['torch']}",
-        "CUDA": torch.version.cuda or "none",
+        "torch's CUDA": torch.version.cuda or "none",
         "GPU": _gpus(),
         "CPU": f"{_cpu_name()}, {torch.get_num_threads()} threads",
         "instruction set": f"{info['cpu_isa']} of {', '.join(info['cpu_isas_supported'])}",

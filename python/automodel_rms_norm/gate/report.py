@@ -76,7 +76,7 @@ class Report:
         """Prints the table, the environment and the verdict."""
         console.print(self._table())
         for reason, keys in self._reasons().items():
-            console.print(Text(f"not run: {reason} ({', '.join(keys)})", style="yellow"))
+            console.print(Text(f"not run ({', '.join(keys)}) {reason}", style="yellow"))
         console.print(self._environment())
         style = "bold green" if self.holds else "bold red"
         console.print(Text(f"{self.verdict()}, {self.seconds:.0f} s", style=style))
