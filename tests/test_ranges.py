@@ -108,6 +108,15 @@ def test_spiky_rows(dtype, implementation):
     check(with_x(lambda x: x * torch.where(x > 1.5, 2.0**14, 2.0**-10), dtype), implementation)
 
 
+@pytest.mark.parametrize("hidden", [20, 300, 1000, 4099, 33001])
+def test_an_infinite_rstd_meets_no_padding(hidden, implementation):
+    """Squares that underflow and eps 0: where a kernel pads a row, 0 * rstd would be NaN there."""
+    inputs = with_x(2.0**-100, shape=(3, hidden))
+    results = check(inputs._replace(grad_y=torch.ones_like(inputs.x)), implementation, eps=0.0)
+    assert results.rstd.eq(INF).all()
+    assert results.y.isinf().all()
+
+
 @pytest.mark.parametrize("bad", [NAN, INF, -INF], ids=str)
 @pytest.mark.parametrize("argument", ["x", "grad_y", "weight"])
 @pytest.mark.parametrize("dtype", support.X_DTYPES, ids=str)

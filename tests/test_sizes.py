@@ -132,6 +132,7 @@ def random_on(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) 
         pytest.param((4194305, 512), torch.float16, id="flashinfer-3391"),
         pytest.param((2**23 + 16, 256), torch.bfloat16, id="Liger-1483"),
         pytest.param((INT32_LIMIT + 9, 1), torch.bfloat16, id="more_rows_than_int32"),
+        pytest.param((INT32_LIMIT + 9, 1), torch.float64, id="more_float64_rows_than_a_grid"),
     ],
 )
 @pytest.mark.cuda
