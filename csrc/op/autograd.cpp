@@ -1,7 +1,6 @@
 // rms_norm under autograd: rms_norm_forward now, rms_norm_backward later, both through the
 // dispatcher, so that every tracer sees these ops alone. A hand-written node, as ATen's generated
 // code uses, because torch::autograd::Function refuses torch.func transforms.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/function.h>

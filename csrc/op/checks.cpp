@@ -12,6 +12,14 @@ bool is_supported(at::ScalarType type) {
   return type == at::kBFloat16 || type == at::kHalf || type == at::kFloat || type == at::kDouble;
 }
 
+void check_dense(const char* op, const char* name, const at::Tensor& tensor) {
+  const bool dense =
+      tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested();
+  TORCH_CHECK(dense, op, ": ", name, " must be a dense strided tensor, got ",
+              tensor.is_nested() ? "a nested tensor of layout " : "layout ", tensor.layout(),
+              " with dtype ", tensor.scalar_type());
+}
+
 void check_x(const char* op, const at::Tensor& x) {
   check_dense(op, "x", x);
   TORCH_CHECK_TYPE(is_supported(x.scalar_type()), op,
@@ -49,14 +57,6 @@ void check_shape(const char* op, const char* name, const at::Tensor& tensor,
 }
 
 }  // namespace
-
-void check_dense(const char* op, const char* name, const at::Tensor& tensor) {
-  const bool dense =
-      tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested();
-  TORCH_CHECK(dense, op, ": ", name, " must be a dense strided tensor, got ",
-              tensor.is_nested() ? "a nested tensor of layout " : "layout ", tensor.layout(),
-              " with dtype ", tensor.scalar_type());
-}
 
 at::ScalarType accumulate_type(at::ScalarType x_type) {
   return x_type == at::kDouble ? at::kDouble : at::kFloat;

@@ -14,7 +14,6 @@ using OptionalTensor = std::optional<at::Tensor>;
 at::ScalarType accumulate_type(at::ScalarType x_type);
 
 // Throw c10::Error with the op's name, the argument and both values.
-void check_dense(const char* op, const char* name, const at::Tensor& tensor);
 void check_forward(const char* op, const at::Tensor& x, const OptionalTensor& weight, double eps);
 void check_backward(const at::Tensor& grad_y, const at::Tensor& x, const OptionalTensor& weight,
                     const at::Tensor& rstd, std::array<bool, 2> output_mask);
