@@ -1,18 +1,20 @@
 // grad_x, and grad_weight's partial sums with it. Three ways, all with the same bits:
 //
-// fused: a row is held in registers by T threads; a block takes a unit of rows and keeps the
-// columns' sums beside it, so x and grad_y are read once.
+// fused: rows of whole aligned chunks. A block, or a cluster, takes a unit of rows and keeps the
+// columns' sums beside them, so x and grad_y are read once.
 //
-// long: rows that do not fit, and float64. grad_x by reading a row twice, grad_weight by columns.
+// long: any others, very long rows and float64. grad_x by reading a row twice, grad_weight by
+// columns.
 //
 // columns (columns.cu): grad_weight alone.
 #pragma once
 
+#include "cuda/alignment.h"
+#include "cuda/backward_plan.h"
 #include "cuda/launch.h"
+#include "cuda/row_stages.cuh"
 #include "cuda/row_sum.cuh"
-#include "cuda/shared_memory.cuh"
 #include "cuda/tree_stack.cuh"
-#include "cuda/unit.h"
 #include "numerics/dispatch.h"
 
 namespace automodel::cuda {
@@ -27,137 +29,164 @@ struct BackwardAlignment {
   bool grad_y;
   bool weight;
   bool grad_x;
-  bool partials;
 };
 
-template <class X, int kChunks, int kBlockThreads>
-struct FusedTraits {
-  // Blocks that a multiprocessor is to hold, which limits the registers of a thread.
-  static constexpr int kBlocks = kBlockThreads <= kFusedSmallBlock ? 2 : 1;
-  // Reading the next row early costs as many registers as the row itself.
-  static constexpr bool kPrefetch = sizeof(X) == 2 && kChunks == 2;
+template <class X, class W, class Kind_>
+struct BackwardTraits : Kind_ {
+  using Kind = Kind_;
+  using Kind::kBlockThreads;
+  using Kind::kChunks;
   static constexpr int kElements = kChunks * kSlots;
+  static constexpr int kStages = backward_stages(sizeof(X), kChunks);
+  // Blocks that a multiprocessor is to hold, which limits the registers of a thread.
+  static constexpr int kBlocks = kLargeBlock / kBlockThreads;
+  static constexpr bool kKeepRow =
+      sizeof(X) == 2 && kChunks == 3;  // in registers, rather than read it again
+  using Stages = RowStages<X, Kind, 2, kStages>;
+  static_assert(Stages::kBytes >= kElements * kBlockThreads * int{sizeof(numerics::Accumulate<X>)},
+                "columns are joined where the rows were");
 };
 
 // --- Kernels ---
 
-template <class X, int kChunks>
-struct RowInputs {
-  Chunk<X> x[kChunks];
-  Chunk<X> grad_y[kChunks];
-  numerics::Accumulate<X> rstd;
+// The gains of a thread's chunks.
+template <class A, class W, class Kind>
+struct Gains {
+  A gain[Kind::kChunks][kSlots];
 
-  __device__ __forceinline__ void load(const BackwardParams& params,
-                                       const BackwardAlignment& aligned, int64_t row) {
-    const X* const x_row =
-        static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row);
-    const X* const grad_y_row =
-        static_cast<const X*>(params.grad_y) + numerics::row_offset(params.grad_y_layout, row);
-    const int hidden = static_cast<int>(params.hidden);
+  __device__ __forceinline__ Gains(const BackwardParams& params, const RowPart<Kind>& part) {
+    const A offset = gain_offset<A>(params.zero_centered_gamma);
 #pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      const int chunk = k * blockDim.x + threadIdx.x;
-      if (chunk * kSlots >= hidden) break;
-      x[k] = load_chunk(x_row, chunk, hidden, aligned.x);
-      grad_y[k] = load_chunk(grad_y_row, chunk, hidden, aligned.grad_y);
+    for (int k = 0; k < Kind::kChunks; ++k) {
+      if (!part.has(k)) break;
+      const Chunk<W> weight = load_whole_weight<W>(params.weight, part.chunk(k));
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+        gain[k][slot] = numerics::add(numerics::to_accumulate<A>(weight.get(slot)), offset);
+      }
     }
-    rstd = static_cast<const numerics::Accumulate<X>*>(params.rstd)[row];
   }
-
-  __device__ __forceinline__ void stay_packed() {
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      x[k].stay_packed();
-      grad_y[k].stay_packed();
-    }
+  __device__ __forceinline__ A apply(A value, int k, int slot) const {
+    return numerics::mul(value, gain[k][slot]);
   }
 };
+template <class A, class Kind>
+struct Gains<A, NoWeight, Kind> {
+  __device__ __forceinline__ Gains(const BackwardParams&, const RowPart<Kind>&) {}
+  __device__ __forceinline__ A apply(A value, int, int) const { return value; }
+};
 
-// A block of (T, slices) threads takes a unit; slice s its s-th aligned subtree of leaves.
-template <class X, class W, int kChunks, int kBlockThreads, bool kWantWeight>
-__global__ void __launch_bounds__(kBlockThreads, FusedTraits<X, kChunks, kBlockThreads>::kBlocks)
-    backward_kernel(const BackwardParams params, const BackwardAlignment aligned) {
+// A block of (threads, slices), or a cluster that shares rows, takes a part of a unit: slice s its
+// s-th aligned subtree of leaves. The unit_blocks blocks of a unit are a cluster.
+template <class X, class W, class Traits, bool kWantWeight>
+__global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
+    backward_kernel(const BackwardParams params, const int unit_blocks) {
   using A = numerics::Accumulate<X>;
-  using Traits = FusedTraits<X, kChunks, kBlockThreads>;
-  __shared__ A sums[2][kBlockThreads / kWarp];
-  const int threads = blockDim.x;
+  constexpr int kChunks = Traits::kChunks;
+  constexpr int kVirtual = Traits::kVirtual;
+  constexpr int kStages = Traits::kStages;
+  __shared__ RowSums<A, 1> sums[2];
+  begin_sums<typename Traits::Kind>(sums);
+  const RowPart<typename Traits::Kind> part(params.hidden);
   const int slices = blockDim.y;
-  const int hidden = static_cast<int>(params.hidden);
-  const int64_t unit = blockIdx.x;
-  const int slice_leaves = static_cast<int>(params.unit_leaves / slices);
+  const int slice_leaves = static_cast<int>(params.unit_leaves) / (unit_blocks * slices);
   const int slice_rows = slice_leaves * kLeafRows;
-  const int64_t unit_row = unit * slice_rows * slices;
-  const int64_t first = unit_row + int64_t{slice_rows} * threadIdx.y;
+  const int64_t block_row = blockIdx.x / part.blocks * int64_t{slice_rows} * slices;
+  const int64_t first = block_row + int64_t{slice_rows} * threadIdx.y;
   const auto rows_left = [&](int64_t from) {
     return static_cast<int>(max(int64_t{0}, min(int64_t{slice_rows}, params.rows - from)));
   };
   const int own_rows = rows_left(first);
-  const int block_rows = rows_left(unit_row);  // the first slice has the most
+  const int block_rows = rows_left(block_row);  // the first slice has the most
 
-  Chunk<W> weight[kChunks];
-#pragma unroll
-  for (int k = 0; k < kChunks; ++k) {
-    const int chunk = k * threads + threadIdx.x;
-    if (chunk * kSlots < hidden) {
-      weight[k] = load_weight<W>(params.weight, chunk, hidden, aligned.weight);
+  uint4* const memory = dynamic_shared<uint4>();
+  typename Traits::Stages stages(memory, part);
+  const auto start = [&](int i, int stage) {
+    if (i < own_rows) {
+      stages.start(
+          stage, 0,
+          static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, first + i));
+      stages.start(stage, 1,
+                   static_cast<const X*>(params.grad_y) +
+                       numerics::row_offset(params.grad_y_layout, first + i));
     }
-  }
+    stages.commit();
+  };
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) start(i, i);
 
-  TreeStack<A, Traits::kElements> stack{dynamic_shared<A>() + threadIdx.y * threads + threadIdx.x,
-                                        threads * slices};
+  const Gains<A, W, typename Traits::Kind> gains(params, part);
+  TreeStack<A, Traits::kElements, Traits::kBlockThreads> stack(
+      reinterpret_cast<A*>(memory + Traits::Stages::kBytes / sizeof(uint4)));
   A column[Traits::kElements] = {};
+  const A* const rstds = static_cast<const A*>(params.rstd) + first;
+  A next_rstd = own_rows > 0 ? rstds[0] : A(0);
+  X* grad_x_row = static_cast<X*>(params.grad_x) + first * params.hidden;
+  const A hidden = static_cast<A>(params.hidden);
 
-  RowInputs<X, kChunks> row;
-  if (own_rows > 0) row.load(params, aligned, first);
+  int stage = 0;
 #pragma unroll 1
   for (int i = 0; i < block_rows; ++i) {
-    const bool active = i < own_rows;
-    RowInputs<X, kChunks> next;
-    if (Traits::kPrefetch && i + 1 < own_rows) next.load(params, aligned, first + i + 1);
-
-    A slots[kSlots] = {};
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      const int begin = (k * threads + threadIdx.x) * kSlots;
-      if (!active || begin >= hidden) break;
+    const A rstd = next_rstd;
+    if (i + 1 < own_rows) next_rstd = rstds[i + 1];
+    stages.wait();
+    Chunk<X> x[kChunks];
+    Chunk<X> grad_y[kChunks];
+    const auto read = [&](int k) {
+      x[k] = stages.read(stage, 0, k);
+      grad_y[k] = stages.read(stage, 1, k);
+    };
+    // body(slot, grad_y, t, xhat) for the elements of a chunk.
+    const auto for_each_slot = [&](int k, const auto& body) {
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
-        const A g = numerics::to_accumulate<A>(row.grad_y[k].get(slot));
-        const A t = apply_gain(g, weight[k], slot, params.zero_centered_gamma);
-        const A x = numerics::to_accumulate<A>(row.x[k].get(slot));
-        const A xhat = numerics::mul(x, row.rstd);
-        // 0 * rstd is not 0 where rstd is infinite.
-        slots[slot] = numerics::fma(t, begin + slot < hidden ? xhat : A(0), slots[slot]);
+        const A g = numerics::to_accumulate<A>(grad_y[k].get(slot));
+        const A xhat = numerics::mul(numerics::to_accumulate<A>(x[k].get(slot)), rstd);
+        body(slot, g, gains.apply(g, k, slot), xhat);
       }
-    }
-    const A sum = join_row(join_slots(slots), sums[i % 2]);
-    row.stay_packed();
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) weight[k].stay_packed();
-    const A mean = numerics::mean_of(sum, hidden);
+    };
 
-    if (active) {
-      X* const grad_x_row = static_cast<X*>(params.grad_x) + (first + i) * hidden;
+    A slots[kVirtual][kSlots] = {};
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      if (!part.has(k)) break;
+      read(k);
+      for_each_slot(k, [&](int slot, A, A t, A xhat) {
+        A& acc = slots[k % kVirtual][slot];
+        acc = numerics::fma(t, xhat, acc);
+      });
+    }
+    if constexpr (Traits::kKeepRow) {
+      stages.release();
+      start(i + kStages, stage);
+    }
+    A sum[1][kVirtual];
+#pragma unroll
+    for (int v = 0; v < kVirtual; ++v) sum[0][v] = join_slots(slots[v]);
+    join_rows(sum, part, sums[i % 2], i / 2 % 2);
+    const A mean = numerics::div(sum[0][0], hidden);
+
+    if (i < own_rows) {
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
-        const int chunk = k * threads + threadIdx.x;
-        if (chunk * kSlots >= hidden) break;
-        Chunk<X> grad_x;
-#pragma unroll
-        for (int slot = 0; slot < kSlots; ++slot) {
-          const A g = numerics::to_accumulate<A>(row.grad_y[k].get(slot));
-          const A t = apply_gain(g, weight[k], slot, params.zero_centered_gamma);
-          const A x = numerics::to_accumulate<A>(row.x[k].get(slot));
-          const A xhat = numerics::mul(x, row.rstd);
-          grad_x.set(slot,
-                     numerics::round_to<X>(numerics::mul(row.rstd, numerics::fma(-xhat, mean, t))));
+        if (!part.has(k)) break;
+        if constexpr (Traits::kKeepRow) {
+          x[k].stay_packed();
+          grad_y[k].stay_packed();
+        } else {
+          read(k);
+        }
+        A grad_x[kSlots];
+        for_each_slot(k, [&](int slot, A g, A t, A xhat) {
+          grad_x[slot] = numerics::mul(rstd, numerics::fma(-xhat, mean, t));
           if constexpr (kWantWeight) {
             A& acc = column[k * kSlots + slot];
             acc = numerics::fma(g, xhat, acc);
           }
-        }
-        store_chunk(grad_x_row, grad_x, chunk, hidden, aligned.grad_x);
+        });
+        store_whole_chunk(grad_x_row, part.chunk(k), round_chunk<X>(grad_x));
       }
+      grad_x_row += params.hidden;
       if constexpr (kWantWeight) {
         if ((i + 1) % kLeafRows == 0 || i + 1 == own_rows) {
           const int leaf = i / kLeafRows;
@@ -174,23 +203,38 @@ __global__ void __launch_bounds__(kBlockThreads, FusedTraits<X, kChunks, kBlockT
         }
       }
     }
-    if (Traits::kPrefetch) {
-      row = next;
-    } else if (i + 1 < own_rows) {
-      row.load(params, aligned, first + i + 1);
+    if constexpr (!Traits::kKeepRow) {
+      stages.release();
+      start(i + kStages, stage);
     }
+    stage = stage + 1 < kStages ? stage + 1 : 0;
   }
 
   if constexpr (kWantWeight) {
-    join_slices(column, stack);
+    let_next_kernel_begin();
+    __syncthreads();  // nobody reads rows from the stages' memory any more
+    A* const meeting = reinterpret_cast<A*>(memory);
+    join_slices<Traits::kBlockThreads>(column, meeting);
+    const int64_t unit = blockIdx.x / (unit_blocks * part.blocks);
+    A* const partial = static_cast<A*>(params.partials) + unit * params.hidden;
+#if defined(AUTOMODEL_HAS_CLUSTERS)
+    if constexpr (!Traits::kSpread) {
+      if (unit_blocks > 1) {
+        join_blocks<Traits::kBlockThreads>(column, meeting, [&](int chunk, const Chunk<A>& sum) {
+          if (chunk < part.chunks) store_whole_chunk(partial, chunk, sum);
+        });
+        return;
+      }
+    }
+#endif
     if (threadIdx.y != 0) return;
-    A* const partial = static_cast<A*>(params.partials) + unit * hidden;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      Chunk<A> value;
+      if (!part.has(k)) break;
+      Chunk<A> sum;
 #pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) value.set(slot, column[k * kSlots + slot]);
-      store_chunk(partial, value, k * threads + threadIdx.x, hidden, aligned.partials);
+      for (int slot = 0; slot < kSlots; ++slot) sum.set(slot, column[k * kSlots + slot]);
+      store_whole_chunk(partial, part.chunk(k), sum);
     }
   }
 }
@@ -200,6 +244,7 @@ __device__ __forceinline__ void grad_x_long_row(const BackwardParams& params,
                                                 const BackwardAlignment& aligned, int64_t row) {
   using A = numerics::Accumulate<X>;
   const int64_t hidden = params.hidden;
+  const A offset = gain_offset<A>(params.zero_centered_gamma);
   const X* const x_row =
       static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row);
   const X* const grad_y_row =
@@ -213,7 +258,7 @@ __device__ __forceinline__ void grad_x_long_row(const BackwardParams& params,
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       const A g = numerics::to_accumulate<A>(grad_y.get(slot));
-      const A t = apply_gain(g, weight, slot, params.zero_centered_gamma);
+      const A t = apply_gain(g, weight, slot, offset);
       body(slot, t, numerics::mul(numerics::to_accumulate<A>(x.get(slot)), rstd));
     }
   };
@@ -246,66 +291,47 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
 
 // --- Launch ---
 
-template <class X, class W, int kChunks, int kBlockThreads, bool kWantWeight>
-cudaError_t launch_fused(const BackwardParams& params, const BackwardAlignment& aligned,
-                         cudaStream_t stream) {
-  using A = numerics::Accumulate<X>;
-  const dim3 block(fused_threads(params.hidden), fused_slices(params.hidden));
-  const size_t shared =
-      kWantWeight ? fused_stack_elements(params.hidden, kChunks, params.unit_leaves) * sizeof(A)
-                  : 0;
-  const auto kernel = backward_kernel<X, W, kChunks, kBlockThreads, kWantWeight>;
-  const cudaError_t error = allow_dynamic_shared(kernel, shared);
-  if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(params.units), block, shared, stream>>>(params, aligned);
-  return cudaGetLastError();
-}
-
-template <class X, class W, int kBlockThreads, bool kWantWeight>
-cudaError_t launch_fused_rows(const BackwardParams& params, const BackwardAlignment& aligned,
-                              cudaStream_t stream) {
-  switch (fused_chunks(params.hidden)) {
-    case 2:
-      return launch_fused<X, W, 2, kBlockThreads, kWantWeight>(params, aligned, stream);
-    case 3:
-      return launch_fused<X, W, 3, kBlockThreads, kWantWeight>(params, aligned, stream);
-    default:
-      return launch_fused<X, W, 4, kBlockThreads, kWantWeight>(params, aligned, stream);
-  }
+template <class X, class W, class Kind, bool kWantWeight>
+cudaError_t launch_fused(const BackwardParams& params, const BackwardPlan& plan,
+                         const RowShape& shape, cudaStream_t stream) {
+  using Traits = BackwardTraits<X, W, Kind>;
+  return rows_config(params.units, plan.unit_blocks * shape.blocks, shape, plan.shared, stream)
+      .launch(backward_kernel<X, W, Traits, kWantWeight>, params, plan.unit_blocks);
 }
 
 template <class X, class W>
-cudaError_t launch_grad_x_long(const BackwardParams& params, const BackwardAlignment& aligned,
-                               cudaStream_t stream) {
+cudaError_t launch_grad_x_long(const BackwardParams& params, cudaStream_t stream) {
+  const BackwardAlignment aligned{is_aligned(params.x, params.x_layout, params.x_dtype),
+                                  is_aligned(params.grad_y, params.grad_y_layout, params.x_dtype),
+                                  is_aligned(params.weight),
+                                  is_aligned(params.grad_x, params.hidden, params.x_dtype)};
   const int threads = long_row_threads(params.hidden);
   grad_x_long_kernel<X, W><<<long_row_blocks(params.rows), threads, 0, stream>>>(params, aligned);
   return cudaGetLastError();
 }
 
 template <class X>
-cudaError_t launch_backward_rows_as(const BackwardParams& params, cudaStream_t stream) {
+cudaError_t launch_grad_x_as(const BackwardParams& params, const BackwardPlan& plan,
+                             cudaStream_t stream) {
   return numerics::visit_weight<X>(params.weight_dtype, [&](auto type) {
     using W = typename decltype(type)::type;
-    using A = numerics::Accumulate<X>;
-    const BackwardAlignment aligned{chunks_are_aligned<X>(params.x, params.x_layout),
-                                    chunks_are_aligned<X>(params.grad_y, params.grad_y_layout),
-                                    chunks_are_aligned<W>(params.weight, 0),
-                                    chunks_are_aligned<X>(params.grad_x, params.hidden),
-                                    chunks_are_aligned<A>(params.partials, params.hidden)};
     if constexpr (sizeof(X) <= 4) {
-      if (backward_is_fused(params)) {
-        const bool small = fused_threads(params.hidden) <= kFusedSmallBlock;
-        if constexpr (!std::is_same_v<W, NoWeight>) {
-          if (params.grad_weight != nullptr) {
-            return small ? launch_fused_rows<X, W, kFusedSmallBlock, true>(params, aligned, stream)
-                         : launch_fused_rows<X, W, kFusedLargeBlock, true>(params, aligned, stream);
+      if (plan.fused) {
+        cudaError_t error = cudaSuccess;
+        visit_row_kind(params.hidden, device_limits(), [&](auto kind, const RowShape& shape) {
+          using Kind = decltype(kind);
+          if constexpr (!std::is_same_v<W, NoWeight>) {
+            if (params.grad_weight != nullptr) {
+              error = launch_fused<X, W, Kind, true>(params, plan, shape, stream);
+              return;
+            }
           }
-        }
-        return small ? launch_fused_rows<X, W, kFusedSmallBlock, false>(params, aligned, stream)
-                     : launch_fused_rows<X, W, kFusedLargeBlock, false>(params, aligned, stream);
+          error = launch_fused<X, W, Kind, false>(params, plan, shape, stream);
+        });
+        return error;
       }
     }
-    return launch_grad_x_long<X, W>(params, aligned, stream);
+    return launch_grad_x_long<X, W>(params, stream);
   });
 }
 

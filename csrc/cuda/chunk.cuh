@@ -19,6 +19,7 @@ using numerics::NoWeight;
 template <class X>
 struct Chunk {
   static constexpr int kWords = sizeof(X) * kSlots / sizeof(uint32_t);
+  static constexpr int kPieces = kWords / 4;  // of 16 bytes
   uint32_t word[kWords];
 
   __device__ __forceinline__ X get(int slot) const {
@@ -44,6 +45,18 @@ struct Chunk {
     }
   }
 
+  __device__ __forceinline__ void set_piece(int piece, uint4 words) {
+    word[4 * piece] = words.x;
+    word[4 * piece + 1] = words.y;
+    word[4 * piece + 2] = words.z;
+    word[4 * piece + 3] = words.w;
+  }
+
+  __device__ __forceinline__ uint4 piece(int piece) const {
+    return make_uint4(word[4 * piece], word[4 * piece + 1], word[4 * piece + 2],
+                      word[4 * piece + 3]);
+  }
+
   // Makes the compiler convert the elements again after this point, rather than keep both forms of
   // them in registers.
   __device__ __forceinline__ void stay_packed() {
@@ -56,42 +69,57 @@ struct Chunk<NoWeight> {
   __device__ __forceinline__ void stay_packed() {}
 };
 
-// Whether the chunks of every row begin at a multiple of 16 bytes.
-template <class X>
-bool chunks_are_aligned(const void* data, int64_t row_stride) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride * int64_t{sizeof(X)} % 16 == 0;
-}
-
-template <class X>
-bool chunks_are_aligned(const void* data, const numerics::RowLayout& layout) {
-  bool aligned = true;
-  for (int dim = 0; dim < layout.dims; ++dim) {
-    aligned = aligned && chunks_are_aligned<X>(data, layout.strides[dim]);
-  }
-  return aligned;
-}
-
-// Chunk `chunk` of a row of `hidden` elements; elements past the end are +0.
-template <class X>
-__device__ __forceinline__ Chunk<X> load_chunk(const X* row, int64_t chunk, int64_t hidden,
-                                               bool aligned) {
-  Chunk<X> result;
-  const int64_t begin = chunk * kSlots;
-  if (aligned && begin + kSlots <= hidden) {
+// The elements, each rounded once.
+template <class X, class A>
+__device__ __forceinline__ Chunk<X> round_chunk(const A (&values)[kSlots]) {
+  Chunk<X> chunk;
+  if constexpr (std::is_same_v<X, numerics::BFloat16> && std::is_same_v<A, float>) {
 #pragma unroll
-    for (int i = 0; i < Chunk<X>::kWords; i += 4) {
-      const uint4 words =
-          *reinterpret_cast<const uint4*>(reinterpret_cast<const uint32_t*>(row + begin) + i);
-      result.word[i] = words.x;
-      result.word[i + 1] = words.y;
-      result.word[i + 2] = words.z;
-      result.word[i + 3] = words.w;
+    for (int i = 0; i < kSlots / 2; ++i) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+      chunk.word[i] = numerics::bit_cast<uint32_t>(pair);
+    }
+  } else if constexpr (std::is_same_v<X, numerics::Float16> && std::is_same_v<A, float>) {
+#pragma unroll
+    for (int i = 0; i < kSlots / 2; ++i) {
+      const __half2 pair = __floats2half2_rn(values[2 * i], values[2 * i + 1]);
+      chunk.word[i] = numerics::bit_cast<uint32_t>(pair);
     }
   } else {
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      result.set(slot, begin + slot < hidden ? row[begin + slot] : X{});
+      chunk.set(slot, numerics::round_to<X>(values[slot]));
     }
+  }
+  return chunk;
+}
+
+template <class X>
+__device__ __forceinline__ Chunk<X> load_whole_chunk(const X* row, int64_t chunk) {
+  const uint4* const pieces = reinterpret_cast<const uint4*>(row + chunk * kSlots);
+  Chunk<X> result;
+#pragma unroll
+  for (int i = 0; i < Chunk<X>::kPieces; ++i) result.set_piece(i, pieces[i]);
+  return result;
+}
+
+template <class X>
+__device__ __forceinline__ void store_whole_chunk(X* row, int64_t chunk, const Chunk<X>& value) {
+  uint4* const pieces = reinterpret_cast<uint4*>(row + chunk * kSlots);
+#pragma unroll
+  for (int i = 0; i < Chunk<X>::kPieces; ++i) pieces[i] = value.piece(i);
+}
+
+// The same for any row of `hidden` elements; elements past its end are +0 and are not stored.
+template <class X>
+__device__ __forceinline__ Chunk<X> load_chunk(const X* row, int64_t chunk, int64_t hidden,
+                                               bool aligned) {
+  const int64_t begin = chunk * kSlots;
+  if (aligned && begin + kSlots <= hidden) return load_whole_chunk(row, chunk);
+  Chunk<X> result;
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) {
+    result.set(slot, begin + slot < hidden ? row[begin + slot] : X{});
   }
   return result;
 }
@@ -100,17 +128,10 @@ template <class X>
 __device__ __forceinline__ void store_chunk(X* row, const Chunk<X>& value, int64_t chunk,
                                             int64_t hidden, bool aligned) {
   const int64_t begin = chunk * kSlots;
-  if (aligned && begin + kSlots <= hidden) {
+  if (aligned && begin + kSlots <= hidden) return store_whole_chunk(row, chunk, value);
 #pragma unroll
-    for (int i = 0; i < Chunk<X>::kWords; i += 4) {
-      *reinterpret_cast<uint4*>(reinterpret_cast<uint32_t*>(row + begin) + i) =
-          make_uint4(value.word[i], value.word[i + 1], value.word[i + 2], value.word[i + 3]);
-    }
-  } else {
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      if (begin + slot < hidden) row[begin + slot] = value.get(slot);
-    }
+  for (int slot = 0; slot < kSlots; ++slot) {
+    if (begin + slot < hidden) row[begin + slot] = value.get(slot);
   }
 }
 
@@ -125,14 +146,28 @@ __device__ __forceinline__ Chunk<W> load_weight(const void* weight, int64_t chun
   }
 }
 
+// What is added to a weight to make it a gain; -0 changes no value, and no sign of a zero.
+template <class A>
+__device__ __forceinline__ A gain_offset(bool zero_centered_gamma) {
+  return zero_centered_gamma ? A(1) : -A(0);
+}
+
+template <class W>
+__device__ __forceinline__ Chunk<W> load_whole_weight(const void* weight, int64_t chunk) {
+  if constexpr (std::is_same_v<W, NoWeight>) {
+    return {};
+  } else {
+    return load_whole_chunk(static_cast<const W*>(weight), chunk);
+  }
+}
+
 template <class A, class W>
-__device__ __forceinline__ A apply_gain(A value, const Chunk<W>& weight, int slot,
-                                        bool zero_centered) {
+__device__ __forceinline__ A apply_gain(A value, const Chunk<W>& weight, int slot, A offset) {
   if constexpr (std::is_same_v<W, NoWeight>) {
     return value;
   } else {
-    const A w = numerics::to_accumulate<A>(weight.get(slot));
-    return numerics::mul(value, zero_centered ? numerics::add(w, A(1)) : w);
+    return numerics::mul(value,
+                         numerics::add(numerics::to_accumulate<A>(weight.get(slot)), offset));
   }
 }
 

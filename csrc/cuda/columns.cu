@@ -1,10 +1,11 @@
 // grad_weight by columns: a thread owns a chunk of columns and goes down a unit's rows. For a
 // frozen x, and for rows that the fused kernel does not hold. Then the join of all units' partial
 // sums.
+#include "cuda/alignment.h"
+#include "cuda/backward_plan.h"
 #include "cuda/launch.h"
-#include "cuda/shared_memory.cuh"
+#include "cuda/launch_config.cuh"
 #include "cuda/tree_stack.cuh"
-#include "cuda/unit.h"
 #include "numerics/dispatch.h"
 
 namespace automodel::cuda {
@@ -13,6 +14,14 @@ namespace {
 using numerics::BackwardParams;
 using numerics::kLeafRows;
 
+// --- Traits ---
+
+constexpr int kJoinThreads = 8;    // across a row
+constexpr int kJoinWidth = 4;      // columns of a thread
+constexpr int kMaxJoinRuns = 128;  // threads down the units
+constexpr int kJoinBatch = 8;      // units that a thread reads at once
+constexpr int kMaxRunLevels = 22;  // of batches in a run, more than memory has rows
+
 // --- Kernels ---
 
 struct ColumnsAlignment {
@@ -20,6 +29,30 @@ struct ColumnsAlignment {
   bool grad_y;
   bool partials;
 };
+
+// Neighbouring columns' sums.
+template <class A>
+struct alignas(16) Columns {
+  A of[kJoinWidth];
+};
+
+template <class A>
+__device__ __forceinline__ Columns<A> add(Columns<A> a, const Columns<A>& b) {
+#pragma unroll
+  for (int i = 0; i < kJoinWidth; ++i) a.of[i] = numerics::add(a.of[i], b.of[i]);
+  return a;
+}
+
+template <class A>
+__device__ __forceinline__ Columns<A> load_columns(const A* from, int width, bool aligned) {
+  if (aligned && width >= kJoinWidth) return *reinterpret_cast<const Columns<A>*>(from);
+  Columns<A> columns{};
+#pragma unroll
+  for (int i = 0; i < kJoinWidth; ++i) {
+    if (i < width) columns.of[i] = from[i];
+  }
+  return columns;
+}
 
 template <class X>
 __global__ void __launch_bounds__(kColumnsThreads)
@@ -32,7 +65,7 @@ __global__ void __launch_bounds__(kColumnsThreads)
   if (chunk * kSlots >= hidden) return;
   const int64_t first = unit * params.unit_leaves * kLeafRows;
   const int64_t last = min(first + params.unit_leaves * kLeafRows, params.rows);
-  TreeStack<A, kSlots> stack{dynamic_shared<A>() + threadIdx.x, static_cast<int>(blockDim.x)};
+  TreeStack<A, kSlots, kColumnsThreads> stack(dynamic_shared<A>());
 
   A column[kSlots];
   int64_t leaf = 0;
@@ -68,46 +101,59 @@ __global__ void __launch_bounds__(kColumnsThreads)
               aligned.partials);
 }
 
-// The aligned tree over runs of `run` units (a power of two) by a thread each, then over the runs.
+// The aligned tree over runs of `run` units (a power of two) by a thread each, then over the runs of
+// a block; kJoinWidth columns a thread, kJoinBatch units read at once. Columns past the end of a
+// row, and of a row that is no multiple of kJoinWidth, are read one by one.
 template <class A, class W>
-__global__ void __launch_bounds__(kJoinColumns* kJoinRuns)
-    join_kernel(const BackwardParams params, const int64_t run) {
-  __shared__ A sums[kJoinRuns][kJoinColumns + 1];
-  const int64_t column = int64_t{blockIdx.x} * kJoinColumns + threadIdx.x;
+__global__ void __launch_bounds__(kJoinThreads* kMaxJoinRuns)
+    join_kernel(const BackwardParams params, const int64_t run, const bool aligned) {
+  __shared__ Columns<A> sums[kMaxJoinRuns][kJoinThreads];
+  wait_for_previous_kernel();
+  const int64_t column = (int64_t{blockIdx.x} * kJoinThreads + threadIdx.x) * kJoinWidth;
+  const int width = static_cast<int>(min(int64_t{kJoinWidth}, params.hidden - column));
   const int64_t first = threadIdx.y * run;
   const int64_t count = max(int64_t{0}, min(run, params.units - first));
   const A* const partials = static_cast<const A*>(params.partials) + first * params.hidden + column;
 
-  A level[kMaxRunLevels];
-  A total = 0;
-  if (column < params.hidden) {
-    for (int64_t i = 0; i < count; ++i) {
-      A carry = partials[i * params.hidden];
+  Columns<A> level[kMaxRunLevels];
+  Columns<A> total{};
+  const int64_t batches = (count + kJoinBatch - 1) / kJoinBatch;
+  for (int64_t batch = 0; batch < batches; ++batch) {
+    Columns<A> value[kJoinBatch];
 #pragma unroll
-      for (int l = 0; l < kMaxRunLevels; ++l) {
-        if (!((i >> l) & 1)) {
-          level[l] = carry;
-          break;
-        }
-        carry = numerics::add(level[l], carry);
-      }
+    for (int i = 0; i < kJoinBatch; ++i) {
+      const int64_t unit = batch * kJoinBatch + i;
+      value[i] = unit < count ? load_columns(partials + unit * params.hidden, width, aligned)
+                              : Columns<A>{};
     }
 #pragma unroll
-    for (int l = 0; l < kMaxRunLevels; ++l) {
-      if ((count >> l) & 1) total = numerics::add(level[l], total);
+    for (int step = 1; step < kJoinBatch; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < kJoinBatch; i += 2 * step) value[i] = add(value[i], value[i + step]);
     }
+    Columns<A> carry = value[0];
+    const int depth = numerics::tree_depth(batch);
+    for (int l = 0; l < depth; ++l) carry = add(level[l], carry);
+    level[depth] = carry;
+  }
+  for (int l = 0; batches >> l != 0; ++l) {
+    if ((batches >> l) & 1) total = add(level[l], total);
   }
   sums[threadIdx.y][threadIdx.x] = total;
-  for (int step = 1; step < kJoinRuns; step *= 2) {
+  for (int step = 1; step < blockDim.y; step *= 2) {
     __syncthreads();
     if (threadIdx.y % (2 * step) == 0) {
-      total = numerics::add(total, sums[threadIdx.y + step][threadIdx.x]);
+      total = add(total, sums[threadIdx.y + step][threadIdx.x]);
       sums[threadIdx.y][threadIdx.x] = total;
     }
   }
-  if (threadIdx.y == 0 && column < params.hidden) {
-    static_cast<W*>(params.grad_weight)[column] =
-        numerics::round_to<W>(numerics::finish_sum(total));
+  if (threadIdx.y != 0) return;
+#pragma unroll
+  for (int i = 0; i < kJoinWidth; ++i) {
+    if (i < width) {
+      static_cast<W*>(params.grad_weight)[column + i] =
+          numerics::round_to<W>(numerics::finish_sum(total.of[i]));
+    }
   }
 }
 
@@ -116,17 +162,14 @@ __global__ void __launch_bounds__(kJoinColumns* kJoinRuns)
 template <class X>
 cudaError_t launch_columns_as(const BackwardParams& params, cudaStream_t stream) {
   using A = numerics::Accumulate<X>;
-  const ColumnsAlignment aligned{chunks_are_aligned<X>(params.x, params.x_layout),
-                                 chunks_are_aligned<X>(params.grad_y, params.grad_y_layout),
-                                 chunks_are_aligned<A>(params.partials, params.hidden)};
+  const ColumnsAlignment aligned{is_aligned(params.x, params.x_layout, params.x_dtype),
+                                 is_aligned(params.grad_y, params.grad_y_layout, params.x_dtype),
+                                 params.hidden % kJoinWidth == 0 && is_aligned(params.partials)};
   const int64_t column_blocks = columns_blocks(params.hidden);
   const auto grid = static_cast<unsigned>(params.units * column_blocks);
   const size_t shared = columns_stack_elements(params.unit_leaves) * sizeof(A);
-  const cudaError_t error = allow_dynamic_shared(columns_kernel<X>, shared);
-  if (error != cudaSuccess) return error;
-  columns_kernel<X><<<grid, kColumnsThreads, shared, stream>>>(
-      params, static_cast<unsigned>(column_blocks), aligned);
-  return cudaGetLastError();
+  return LaunchConfig(dim3(grid), dim3(kColumnsThreads), shared, stream)
+      .launch(columns_kernel<X>, params, static_cast<unsigned>(column_blocks), aligned);
 }
 
 }  // namespace
@@ -138,18 +181,29 @@ cudaError_t launch_columns(const BackwardParams& params, cudaStream_t stream) {
 }
 
 cudaError_t launch_join_partials(const BackwardParams& params, cudaStream_t stream) {
-  int64_t run = 1;
-  while (run * kJoinRuns < params.units) run *= 2;
-  const auto grid = static_cast<unsigned>((params.hidden + kJoinColumns - 1) / kJoinColumns);
-  const dim3 block(kJoinColumns, kJoinRuns);
+  const auto up_to_power = [](int64_t n) {
+    int64_t power = 1;
+    while (power < n) power *= 2;
+    return power;
+  };
+  const int64_t runs =
+      std::min(up_to_power((params.units + kJoinBatch - 1) / kJoinBatch), int64_t{kMaxJoinRuns});
+  const int64_t run = up_to_power((params.units + runs - 1) / runs);
+  constexpr int kBlockColumns = kJoinThreads * kJoinWidth;
+  LaunchConfig config(
+      dim3(static_cast<unsigned>((params.hidden + kBlockColumns - 1) / kBlockColumns)),
+      dim3(kJoinThreads, static_cast<unsigned>(runs)), 0, stream);
+  if (device_limits().clusters) config.overlap_previous_kernel();
   return numerics::visit_x(params.x_dtype, [&](auto x) {
     using X = typename decltype(x)::type;
+    using A = numerics::Accumulate<X>;
     return numerics::visit_weight<X>(params.weight_dtype, [&](auto w) {
       using W = typename decltype(w)::type;
       if constexpr (!std::is_same_v<W, NoWeight>) {
-        join_kernel<numerics::Accumulate<X>, W><<<grid, block, 0, stream>>>(params, run);
+        const bool aligned = params.hidden % kJoinWidth == 0 && is_aligned(params.partials);
+        return config.launch(join_kernel<A, W>, params, run, aligned);
       }
-      return cudaGetLastError();
+      return cudaSuccess;
     });
   });
 }

@@ -1,9 +1,12 @@
-// y and rstd. A row of at most kMaxBlockThreads virtual threads, so of at most 4 chunks a thread,
-// is held in registers and read once; longer ones (and float64) are read twice by a block, the
-// second time from the L2 cache.
+// y and rstd. Rows of whole aligned chunks are held in registers and read once. Any others, very
+// long ones and float64 are read twice by a block, the second time from the L2 cache.
 #pragma once
 
+#include <algorithm>
+
+#include "cuda/alignment.h"
 #include "cuda/launch.h"
+#include "cuda/row_stages.cuh"
 #include "cuda/row_sum.cuh"
 #include "numerics/dispatch.h"
 
@@ -13,24 +16,30 @@ using numerics::ForwardParams;
 
 // --- Traits ---
 
-constexpr int kForwardBlockThreads = 256;  // for rows of fewer threads: as many rows as fill it
-
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || \
-                               __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1100)
-constexpr int kMultiprocessorThreads = 1536;
-#else
-constexpr int kMultiprocessorThreads = 2048;
-#endif
-
-// Blocks that a multiprocessor is to hold, which limits the registers of a thread: for 2 chunks all
-// the threads that it can hold, and the more chunks a thread has in flight the fewer.
-template <int kChunks, int kBlockThreads>
-struct ForwardTraits {
-  static constexpr int kThreads = kChunks <= 2   ? kMultiprocessorThreads
-                                  : kChunks == 3 ? 1536
-                                                 : 1280;
+template <class X, class W, class Kind_>
+struct ForwardTraits : Kind_ {
+  using Kind = Kind_;
+  using Kind::kBlockThreads;
+  using Kind::kChunks;
+  // Rows that a thread holds at once: 64 bytes, 48 of three chunks; eight of the shortest rows
+  // share the cost of everything that is done once a row.
+  static constexpr int kRows = Kind::kSpread    ? 1
+                               : kChunks == 1   ? 16 / static_cast<int>(sizeof(X))
+                               : sizeof(X) == 4 ? 1
+                               : kChunks <= 3   ? 2
+                                                : 1;
+  // Threads that a multiprocessor is to hold, which limits the registers of each.
+  static constexpr int kThreads = kRows == 8 ? 768 : sizeof(X) == 4 && kRows == 1 ? 1280 : 1024;
   static constexpr int kBlocks = kThreads / kBlockThreads;
+  static constexpr bool kEarlyWeight =
+      std::is_same_v<W, NoWeight> || kChunks * static_cast<int>(sizeof(W)) <= 8;
+  static constexpr int kStages = 2;
+  using Stages = RowStages<X, Kind, kRows, kStages>;
 };
+
+// Blocks and steps of the kernel for rows that a cluster shares.
+constexpr int64_t kStagedBlocks = 4096;
+constexpr int64_t kMaxSteps = 8;
 
 struct ForwardAlignment {
   bool x;
@@ -40,57 +49,177 @@ struct ForwardAlignment {
 
 // --- Kernels ---
 
-template <class X, class W, int kChunks, int kBlockThreads>
-__global__ void __launch_bounds__(kBlockThreads, ForwardTraits<kChunks, kBlockThreads>::kBlocks)
-    forward_kernel(const ForwardParams params, const ForwardAlignment aligned) {
-  using A = numerics::Accumulate<X>;
-  __shared__ A sums[kMaxBlockThreads / kWarp];
-  const int threads = blockDim.x;
-  const int hidden = static_cast<int>(params.hidden);
-  const int chunks = (hidden + kSlots - 1) / kSlots;
-  const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  const bool active = row < params.rows;  // the others take part in the sums alone
-  const X* const x_row =
-      static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, active ? row : 0);
-
-  Chunk<X> x[kChunks];
+// The joined slots of the squares of each virtual thread.
+template <class A, class X, class Kind>
+__device__ __forceinline__ void sum_squares(A (&sum)[Kind::kVirtual],
+                                            const Chunk<X> (&x)[Kind::kChunks],
+                                            const RowPart<Kind>& part) {
+  A slots[Kind::kVirtual][kSlots] = {};
 #pragma unroll
-  for (int k = 0; k < kChunks; ++k) {
-    const int chunk = k * threads + threadIdx.x;
-    if (chunk < chunks) x[k] = load_chunk(x_row, chunk, hidden, aligned.x);
-  }
-
-  A slots[kSlots] = {};
-#pragma unroll
-  for (int k = 0; k < kChunks; ++k) {
-    if (k * threads + threadIdx.x >= chunks) break;
+  for (int k = 0; k < Kind::kChunks; ++k) {
+    if (!part.has(k)) break;
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       const A value = numerics::to_accumulate<A>(x[k].get(slot));
-      slots[slot] = numerics::fma(value, value, slots[slot]);
+      A& acc = slots[k % Kind::kVirtual][slot];
+      acc = numerics::fma(value, value, acc);
     }
   }
-  const A sum = join_row(join_slots(slots), sums);
 #pragma unroll
-  for (int k = 0; k < kChunks; ++k) x[k].stay_packed();
-  const A rstd = numerics::rstd_of(sum, hidden, static_cast<A>(params.eps));
-  if (!active) return;
+  for (int v = 0; v < Kind::kVirtual; ++v) sum[v] = join_slots(slots[v]);
+}
 
-  if (params.rstd != nullptr && threadIdx.x == 0) static_cast<A*>(params.rstd)[row] = rstd;
-  X* const y_row = static_cast<X*>(params.y) + row * hidden;
+// The weights of a thread's chunks: in registers from the beginning, or read for each use.
+template <class W, class Traits>
+struct Weights {
+  const void* weight;
+  const RowPart<typename Traits::Kind>& part;
+  Chunk<W> chunk[Traits::kEarlyWeight ? Traits::kChunks : 1];
+
+  __device__ __forceinline__ Weights(const void* weight, const RowPart<typename Traits::Kind>& part)
+      : weight(weight), part(part) {
+    if constexpr (Traits::kEarlyWeight) {
+#pragma unroll
+      for (int k = 0; k < Traits::kChunks; ++k) {
+        if (part.has(k)) chunk[k] = load_whole_weight<W>(weight, part.chunk(k));
+      }
+    }
+  }
+
+  __device__ __forceinline__ Chunk<W> get(int k) {
+    if constexpr (Traits::kEarlyWeight) {
+      chunk[k].stay_packed();
+      return chunk[k];
+    } else {
+      return load_whole_weight<W>(weight, part.chunk(k));
+    }
+  }
+};
+
+// y and rstd of this thread's part of a row, from the row's sum of squares.
+template <class A, class X, class W, class Traits, class Kind, int kChunks>
+__device__ __forceinline__ void store_row(const ForwardParams& params, const RowPart<Kind>& part,
+                                          int64_t row, A sum, Chunk<X> (&x)[kChunks],
+                                          Weights<W, Traits>& weights, A offset) {
+  const A rstd = numerics::rstd_of(sum, params.hidden, static_cast<A>(params.eps));
+  if (params.rstd != nullptr && part.index == 0) static_cast<A*>(params.rstd)[row] = rstd;
+  X* const y_row = static_cast<X*>(params.y) + row * params.hidden;
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
-    const int chunk = k * threads + threadIdx.x;
-    if (chunk >= chunks) break;
-    const Chunk<W> weight = load_weight<W>(params.weight, chunk, hidden, aligned.weight);
-    Chunk<X> y;
+    if (!part.has(k)) break;
+    x[k].stay_packed();
+    const Chunk<W> weight = weights.get(k);
+    A y[kSlots];
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       const A xhat = numerics::mul(numerics::to_accumulate<A>(x[k].get(slot)), rstd);
-      y.set(slot,
-            numerics::round_to<X>(apply_gain(xhat, weight, slot, params.zero_centered_gamma)));
+      y[slot] = apply_gain(xhat, weight, slot, offset);
     }
-    store_chunk(y_row, y, chunk, hidden, aligned.y);
+    store_whole_chunk(y_row, part.chunk(k), round_chunk<X>(y));
+  }
+}
+
+// A block takes kRows times blockDim.y rows.
+template <class X, class W, class Traits>
+__global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
+    forward_kernel(const ForwardParams params) {
+  using A = numerics::Accumulate<X>;
+  constexpr int kChunks = Traits::kChunks;
+  constexpr int kVirtual = Traits::kVirtual;
+  constexpr int kRows = Traits::kRows;
+  __shared__ RowSums<A, kRows> sums[1];
+  begin_sums<typename Traits::Kind>(sums);
+  const RowPart<typename Traits::Kind> part(params.hidden);
+  const A offset = gain_offset<A>(params.zero_centered_gamma);
+  const int64_t block = blockIdx.x / part.blocks;
+  const auto row_of = [&](int r) { return (block * kRows + r) * blockDim.y + threadIdx.y; };
+
+  Chunk<X> x[kRows][kChunks];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (row_of(r) >= params.rows) break;
+    const X* const x_row =
+        static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row_of(r));
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      if (part.has(k)) x[r][k] = load_whole_chunk(x_row, part.chunk(k));
+    }
+  }
+  Weights<W, Traits> weights(params.weight, part);
+
+  A sum[kRows][kVirtual];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    sum_squares(sum[r], x[r], part);
+  }
+  join_rows(sum, part, sums[0], 0);
+
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t row = row_of(r);
+    if (row >= params.rows) break;
+    store_row(params, part, row, sum[r][0], x[r], weights, offset);
+  }
+}
+
+// The same by stages: a block, or a cluster, takes steps times as many rows, and the next ones are
+// on their way while these are summed.
+template <class X, class W, class Traits>
+__global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
+    forward_staged_kernel(const ForwardParams params, const int steps) {
+  using A = numerics::Accumulate<X>;
+  constexpr int kChunks = Traits::kChunks;
+  constexpr int kVirtual = Traits::kVirtual;
+  constexpr int kRows = Traits::kRows;
+  constexpr int kStages = Traits::kStages;
+  __shared__ RowSums<A, kRows> sums[2];
+  begin_sums<typename Traits::Kind>(sums);
+  const RowPart<typename Traits::Kind> part(params.hidden);
+  const A offset = gain_offset<A>(params.zero_centered_gamma);
+  const int64_t step_rows = int64_t{kRows} * blockDim.y;
+  const int64_t first = blockIdx.x / part.blocks * steps * step_rows;
+  const int block_steps =
+      static_cast<int>(min(int64_t{steps}, (params.rows - first + step_rows - 1) / step_rows));
+  const auto row_of = [&](int i, int r) {
+    return first + i * step_rows + r * blockDim.y + threadIdx.y;
+  };
+
+  typename Traits::Stages stages(dynamic_shared<uint4>(), part);
+  const auto start = [&](int i, int stage) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t row = row_of(i, r);
+      if (i >= block_steps || row >= params.rows) break;
+      stages.start(stage, r,
+                   static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row));
+    }
+    stages.commit();
+  };
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) start(i, i);
+  Weights<W, Traits> weights(params.weight, part);
+
+  int stage = 0;
+#pragma unroll 1
+  for (int i = 0; i < block_steps; ++i) {
+    stages.wait();
+    Chunk<X> x[kRows][kChunks];
+    A sum[kRows][kVirtual];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k) x[r][k] = stages.read(stage, r, k);
+      sum_squares(sum[r], x[r], part);
+    }
+    stages.release();
+    start(i + kStages, stage);
+    stage = stage + 1 < kStages ? stage + 1 : 0;
+    join_rows(sum, part, sums[i % 2], i / 2 % 2);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (row_of(i, r) >= params.rows) break;
+      store_row(params, part, row_of(i, r), sum[r][0], x[r], weights, offset);
+    }
   }
 }
 
@@ -99,6 +228,7 @@ __device__ __forceinline__ void forward_long_row(const ForwardParams& params,
                                                  const ForwardAlignment& aligned, int64_t row) {
   using A = numerics::Accumulate<X>;
   const int64_t hidden = params.hidden;
+  const A offset = gain_offset<A>(params.zero_centered_gamma);
   const X* const x_row =
       static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row);
   const A sum = long_row_sum<A>(hidden, [&](A(&slots)[kSlots], int64_t chunk) {
@@ -120,8 +250,7 @@ __device__ __forceinline__ void forward_long_row(const ForwardParams& params,
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       const A xhat = numerics::mul(numerics::to_accumulate<A>(x.get(slot)), rstd);
-      y.set(slot,
-            numerics::round_to<X>(apply_gain(xhat, weight, slot, params.zero_centered_gamma)));
+      y.set(slot, numerics::round_to<X>(apply_gain(xhat, weight, slot, offset)));
     }
     store_chunk(y_row, y, chunk, hidden, aligned.y);
   }
@@ -138,30 +267,28 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
 
 // --- Launch ---
 
-template <class X, class W, int kBlockThreads>
-cudaError_t launch_forward_rows(const ForwardParams& params, const ForwardAlignment& aligned,
+template <class X, class W, class Kind>
+cudaError_t launch_forward_rows(const ForwardParams& params, const RowShape& shape,
                                 cudaStream_t stream) {
-  const int threads = numerics::virtual_threads(params.hidden);
-  const int rows = threads < kForwardBlockThreads ? kForwardBlockThreads / threads : 1;
-  const dim3 block(threads, rows);
-  const auto grid = static_cast<unsigned>((params.rows + rows - 1) / rows);
-  switch ((numerics::chunks_in_row(params.hidden) + threads - 1) / threads) {
-    case 1:
-    case 2:
-      forward_kernel<X, W, 2, kBlockThreads><<<grid, block, 0, stream>>>(params, aligned);
-      break;
-    case 3:
-      forward_kernel<X, W, 3, kBlockThreads><<<grid, block, 0, stream>>>(params, aligned);
-      break;
-    default:
-      forward_kernel<X, W, 4, kBlockThreads><<<grid, block, 0, stream>>>(params, aligned);
+  using Traits = ForwardTraits<X, W, Kind>;
+  const int64_t rows = int64_t{Traits::kRows} * shape.rows;
+  if constexpr (Kind::kSpread) {
+    const int64_t steps =
+        std::clamp<int64_t>(params.rows * shape.blocks / kStagedBlocks, 1, kMaxSteps);
+    return rows_config((params.rows + steps * rows - 1) / (steps * rows), shape.blocks, shape,
+                       Traits::Stages::kBytes, stream)
+        .launch(forward_staged_kernel<X, W, Traits>, params, static_cast<int>(steps));
+  } else {
+    return rows_config((params.rows + rows - 1) / rows, 1, shape, 0, stream)
+        .launch(forward_kernel<X, W, Traits>, params);
   }
-  return cudaGetLastError();
 }
 
 template <class X, class W>
-cudaError_t launch_forward_long(const ForwardParams& params, const ForwardAlignment& aligned,
-                                cudaStream_t stream) {
+cudaError_t launch_forward_long(const ForwardParams& params, cudaStream_t stream) {
+  const ForwardAlignment aligned{is_aligned(params.x, params.x_layout, params.x_dtype),
+                                 is_aligned(params.weight),
+                                 is_aligned(params.y, params.hidden, params.x_dtype)};
   const int threads = long_row_threads(params.hidden);
   forward_long_kernel<X, W><<<long_row_blocks(params.rows), threads, 0, stream>>>(params, aligned);
   return cudaGetLastError();
@@ -171,22 +298,16 @@ template <class X>
 cudaError_t launch_forward_as(const ForwardParams& params, cudaStream_t stream) {
   return numerics::visit_weight<X>(params.weight_dtype, [&](auto type) {
     using W = typename decltype(type)::type;
-    const ForwardAlignment aligned{chunks_are_aligned<X>(params.x, params.x_layout),
-                                   chunks_are_aligned<W>(params.weight, 0),
-                                   chunks_are_aligned<X>(params.y, params.hidden)};
     if constexpr (sizeof(X) <= 4) {
-      const int threads = numerics::virtual_threads(params.hidden);
-      if (threads <= kForwardBlockThreads) {
-        return launch_forward_rows<X, W, kForwardBlockThreads>(params, aligned, stream);
-      }
-      if (threads <= 2 * kForwardBlockThreads) {
-        return launch_forward_rows<X, W, 2 * kForwardBlockThreads>(params, aligned, stream);
-      }
-      if (threads <= kMaxBlockThreads) {
-        return launch_forward_rows<X, W, kMaxBlockThreads>(params, aligned, stream);
+      cudaError_t error = cudaSuccess;
+      if (rows_are_whole(params) &&
+          visit_row_kind(params.hidden, device_limits(), [&](auto kind, const RowShape& shape) {
+            error = launch_forward_rows<X, W, decltype(kind)>(params, shape, stream);
+          })) {
+        return error;
       }
     }
-    return launch_forward_long<X, W>(params, aligned, stream);
+    return launch_forward_long<X, W>(params, stream);
   });
 }
 

@@ -1,8 +1,42 @@
+#include <array>
+#include <mutex>
+
+#include "cuda/backward_plan.h"
 #include "cuda/launch.h"
-#include "cuda/unit.h"
 #include "numerics/dispatch.h"
 
 namespace automodel::cuda {
+namespace {
+
+__global__ void probe_kernel() {}
+
+DeviceLimits read_limits(int device) {
+  const auto attribute = [device](cudaDeviceAttr which) {
+    int value = 0;
+    cudaDeviceGetAttribute(&value, which, device);
+    return value;
+  };
+  cudaFuncAttributes code{};
+  cudaFuncGetAttributes(&code, probe_kernel);
+  DeviceLimits limits{};
+  limits.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  limits.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kStaticShared;
+  limits.clusters = attribute(cudaDevAttrClusterLaunch) != 0 && code.ptxVersion >= 90;
+  return limits;
+}
+
+}  // namespace
+
+const DeviceLimits& device_limits() {
+  constexpr int kMaxDevices = 64;
+  static std::array<std::once_flag, kMaxDevices> once;
+  static std::array<DeviceLimits, kMaxDevices> limits;
+  int device = 0;
+  cudaGetDevice(&device);
+  device = std::min(device, kMaxDevices - 1);
+  std::call_once(once[device], [&] { limits[device] = read_limits(device); });
+  return limits[device];
+}
 
 cudaError_t launch_forward(const numerics::ForwardParams& params, cudaStream_t stream) {
   return numerics::visit_x(params.x_dtype, [&](auto x) {
@@ -10,42 +44,20 @@ cudaError_t launch_forward(const numerics::ForwardParams& params, cudaStream_t s
   });
 }
 
-static cudaError_t launch_backward_rows(const numerics::BackwardParams& params,
-                                        cudaStream_t stream) {
-  return numerics::visit_x(params.x_dtype, [&](auto x) {
-    return launch_backward_rows_as<typename decltype(x)::type>(params, stream);
-  });
-}
-
-int64_t choose_unit_leaves(const numerics::BackwardParams& params, int multiprocessors) {
-  const int64_t leaves = numerics::leaves_in(params.rows);
-  const int64_t blocks = int64_t{kBlocksPerMultiprocessor} * multiprocessors;
-  if (!backward_is_fused(params)) {
-    const int64_t columns = columns_blocks(params.hidden);
-    int64_t unit = 1;
-    while (unit < kMaxColumnsLeaves && leaves / (2 * unit) * columns >= blocks) unit *= 2;
-    return unit;
-  }
-  const int64_t slices = fused_slices(params.hidden);
-  int64_t slice = 1;
-  const auto fits = [&](int64_t slice_leaves) {
-    return fused_stack_elements(params.hidden, fused_chunks(params.hidden), slices * slice_leaves) *
-               int64_t{sizeof(float)} <=
-           kMaxStackBytes;
-  };
-  while (slice < kMaxSliceLeaves && leaves / (2 * slice * slices) >= blocks && fits(2 * slice)) {
-    slice *= 2;
-  }
-  return slice * slices;
+int64_t choose_unit_leaves(const numerics::BackwardParams& params) {
+  return plan_backward(params, device_limits()).unit_leaves;
 }
 
 cudaError_t launch_backward(const numerics::BackwardParams& params, cudaStream_t stream) {
+  const BackwardPlan plan = plan_backward(params, device_limits());
   if (params.grad_x != nullptr) {
-    const cudaError_t error = launch_backward_rows(params, stream);
+    const cudaError_t error = numerics::visit_x(params.x_dtype, [&](auto x) {
+      return launch_grad_x_as<typename decltype(x)::type>(params, plan, stream);
+    });
     if (error != cudaSuccess) return error;
   }
   if (params.grad_weight == nullptr) return cudaSuccess;
-  if (!backward_is_fused(params)) {
+  if (!plan.fused) {
     const cudaError_t error = launch_columns(params, stream);
     if (error != cudaSuccess) return error;
   }

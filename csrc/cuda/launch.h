@@ -12,18 +12,29 @@ namespace automodel::cuda {
 
 cudaError_t launch_forward(const numerics::ForwardParams& params, cudaStream_t stream);
 
-// How many leaves make one unit of params.partials on a GPU with this many multiprocessors; needs
-// rows, hidden, the dtypes and which gradients are wanted. Any power of two gives the same bits.
-int64_t choose_unit_leaves(const numerics::BackwardParams& params, int multiprocessors);
+// How many leaves make one unit of params.partials on the current device; needs everything else in
+// params but units and partials. Which it is does not change a bit.
+int64_t choose_unit_leaves(const numerics::BackwardParams& params);
 
-// grad_x and grad_weight, those that are not null.
+// grad_x and grad_weight, those that are not null; with unit_leaves from choose_unit_leaves.
 cudaError_t launch_backward(const numerics::BackwardParams& params, cudaStream_t stream);
+
+// What decides how kernels are launched on the current device.
+struct DeviceLimits {
+  int multiprocessors;
+  size_t shared_per_block;
+  bool clusters;  // the device has them and the code that it runs was compiled for them
+};
+const DeviceLimits& device_limits();
+
+struct BackwardPlan;
 
 // The same for one x dtype, instantiated in a file each so that they compile side by side.
 template <class X>
 cudaError_t launch_forward_as(const numerics::ForwardParams& params, cudaStream_t stream);
 template <class X>
-cudaError_t launch_backward_rows_as(const numerics::BackwardParams& params, cudaStream_t stream);
+cudaError_t launch_grad_x_as(const numerics::BackwardParams& params, const BackwardPlan& plan,
+                             cudaStream_t stream);
 
 // grad_weight alone.
 cudaError_t launch_columns(const numerics::BackwardParams& params, cudaStream_t stream);

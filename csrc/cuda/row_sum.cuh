@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/chunk.cuh"
+#include "cuda/row_kind.cuh"
 
 namespace automodel::cuda {
 
@@ -22,10 +23,25 @@ __device__ __forceinline__ A join_slots(const A (&s)[kSlots]) {
 // Every lane gets the sum of its `width` neighbours, by halves.
 template <class A>
 __device__ __forceinline__ A join_lanes(A value, int width) {
-  for (int half = width / 2; half > 0; half /= 2) {
-    value = numerics::add(value, __shfl_xor_sync(kAllLanes, value, half));
+#pragma unroll
+  for (int half = kWarp / 2; half > 0; half /= 2) {
+    if (half < width) value = numerics::add(value, __shfl_xor_sync(kAllLanes, value, half));
   }
   return value;
+}
+
+// The sum of kGroups groups' sums, by halves, by this thread alone.
+template <int kGroups, class A>
+__device__ __forceinline__ A join_few_groups(const A* sums) {
+  A value[kGroups];
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) value[i] = sums[i];
+#pragma unroll
+  for (int half = kGroups / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) value[i] = numerics::add(value[i], value[i + half]);
+  }
+  return value[0];
 }
 
 // Every lane gets the sum of the groups' sums, by halves.
@@ -33,31 +49,147 @@ template <class A>
 __device__ __forceinline__ A join_groups(const A* sums, int groups) {
   static_assert(numerics::kMaxGroups == 4 * kWarp, "at most four sums a lane");
   using numerics::add;
+  if (groups == 2) return join_few_groups<2>(sums);
+  if (groups == 4) return join_few_groups<4>(sums);
+  if (groups == 8) return join_few_groups<8>(sums);
   const int lane = threadIdx.x % kWarp;
-  A value = sums[lane % min(groups, kWarp)];
+  const int width = min(groups, kWarp);
+  A value = sums[lane % width];
   if (groups == 2 * kWarp) value = add(value, sums[lane + kWarp]);
   if (groups == 4 * kWarp) {
     value =
         add(add(value, sums[lane + 2 * kWarp]), add(sums[lane + kWarp], sums[lane + 3 * kWarp]));
   }
-  return join_lanes(value, min(groups, kWarp));
+  return join_lanes(value, width);
 }
 
-// row_sum from each thread's joined slots, for blocks of (T, rows) threads. `sums` has room for one
-// value a warp; the caller passes other memory for the next row, so that one barrier a row is
-// enough.
-template <class A>
-__device__ __forceinline__ A join_row(A value, A* sums) {
-  const int threads = blockDim.x;
-  value = join_lanes(value, min(threads, kWarp));
-  if (threads > kWarp) {
-    const int groups = threads / kWarp;
-    A* const row_sums = sums + threadIdx.y * groups;
-    if (threadIdx.x % kWarp == 0) row_sums[threadIdx.x / kWarp] = value;
-    __syncthreads();
-    value = join_groups(row_sums, groups);
+// Where the warps of a block's rows, or of a cluster's row, leave their sums: one of these for rows
+// that are summed together, and another for the next ones, so that one barrier is enough.
+template <class A, int kRows>
+struct alignas(16) RowSums {
+  A of[kRows][numerics::kMaxGroups];
+  uint64_t arrived;  // an mbarrier, for a cluster
+};
+
+#if defined(AUTOMODEL_HAS_CLUSTERS)
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ uint32_t address_in_block(uint32_t address, int block) {
+  uint32_t result;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(block));
+  return result;
+}
+
+// Sends a value to the same place in another block of the cluster and counts its bytes there. No
+// fence, so nobody waits for earlier writes to global memory.
+__device__ __forceinline__ void send(const float* to, float value, const uint64_t* arrived,
+                                     int block) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                   address_in_block(shared_address(to), block)),
+               "r"(__float_as_uint(value)), "r"(address_in_block(shared_address(arrived), block))
+               : "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(uint64_t* arrived, int bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrived)),
+      "r"(bytes)
+      : "memory");
+}
+
+__device__ __forceinline__ void wait_bytes(uint64_t* arrived, unsigned phase) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(shared_address(arrived)),
+      "r"(phase)
+      : "memory");
+}
+#endif
+
+// To be called once before the first join_rows.
+template <class Kind, class A, int kRows, int kCount>
+__device__ __forceinline__ void begin_sums(RowSums<A, kRows> (&sums)[kCount]) {
+#if defined(AUTOMODEL_HAS_CLUSTERS)
+  if constexpr (Kind::kSpread) {
+    if (linear_thread() == 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        asm volatile(
+            "mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&sums[i].arrived)));
+      }
+    }
+    cooperative_groups::this_cluster().sync();  // no block sends before the others have begun
   }
-  return numerics::finish_sum(value);
+#endif
+}
+
+// row_sum of kRows rows, first element of each value, from the joined slots of each thread's virtual
+// threads. `phase` alternates from 0 each time that the same sums are used again.
+template <class Kind, class A, int kRows>
+__device__ __forceinline__ void join_rows(A (&value)[kRows][Kind::kVirtual],
+                                          const RowPart<Kind>& part, RowSums<A, kRows>& sums,
+                                          unsigned phase) {
+  const int threads = part.threads;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int v = 0; v < Kind::kVirtual; ++v) {
+      if (threads >= kWarp) {
+        value[r][v] = join_lanes(value[r][v], kWarp);
+      } else {
+        value[r][v] = join_lanes(value[r][v], kWarp / 2);
+      }
+    }
+  }
+  const int warps = threads / kWarp;
+  const int groups = Kind::kVirtual * warps;
+  if (groups > 1) {
+    const int lane = threadIdx.x % kWarp;
+    A* const row_sums = sums.of[0] + (Kind::kSpread ? 0 : threadIdx.y * groups);
+    const auto place = [&](int r, int v) {
+      return row_sums + r * numerics::kMaxGroups + v * warps + part.index / kWarp;
+    };
+#if defined(AUTOMODEL_HAS_CLUSTERS)
+    if constexpr (Kind::kSpread) {
+      if (threadIdx.x == 0) {
+        expect_bytes(&sums.arrived, kRows * groups * static_cast<int>(sizeof(A)));
+      }
+      if (lane < part.blocks) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+          for (int v = 0; v < Kind::kVirtual; ++v) {
+            send(place(r, v), value[r][v], &sums.arrived, lane);
+          }
+        }
+      }
+      wait_bytes(&sums.arrived, phase);
+    }
+#endif
+    if constexpr (!Kind::kSpread) {
+      if (lane == 0) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+          for (int v = 0; v < Kind::kVirtual; ++v) *place(r, v) = value[r][v];
+        }
+      }
+      // Only the threads of these rows; barrier 0 is that of __syncthreads.
+      asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(threads) : "memory");
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      value[r][0] = join_groups(row_sums + r * numerics::kMaxGroups, groups);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) value[r][0] = numerics::finish_sum(value[r][0]);
 }
 
 // row_sum of a row of any length by one block of (threads, 1): a warp takes whole groups in turn.
@@ -65,7 +197,7 @@ __device__ __forceinline__ A join_row(A value, A* sums) {
 // chunk's terms to the thread's slots.
 template <class A, class Accumulate>
 __device__ __forceinline__ A long_row_sum(int64_t hidden, const Accumulate& accumulate) {
-  __shared__ A sums[numerics::kMaxGroups];
+  alignas(16) __shared__ A sums[numerics::kMaxGroups];
   const int threads = numerics::virtual_threads(hidden);
   const int64_t chunks = numerics::chunks_in_row(hidden);
   const int groups = max(threads / kGroup, 1);

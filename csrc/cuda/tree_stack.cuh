@@ -3,15 +3,16 @@
 #pragma once
 
 #include "cuda/chunk.cuh"
+#include "cuda/row_kind.cuh"
 
 namespace automodel::cuda {
 
-// Sums of kElements columns. Element e of level l is at (l * kElements + e) * stride: neighbouring
-// threads touch neighbouring words.
-template <class A, int kElements>
-struct TreeStack {
-  A* level;  // this thread's first element
-  int stride;
+// Sums of kElements columns a thread of a block with kBlockThreads. Element e of level l is at
+// (l * kElements + e) * kBlockThreads from the thread's first: neighbours touch neighbouring words.
+template <class A, int kElements, int kBlockThreads>
+class TreeStack {
+ public:
+  __device__ __forceinline__ explicit TreeStack(A* memory) : own_(memory + linear_thread()) {}
 
   // Joins leaf number `index` with the finished subtrees before it. On return `leaf` holds the sum
   // over the largest aligned subtree that ends with this leaf; `keep` says whether a later leaf or
@@ -20,13 +21,12 @@ struct TreeStack {
     const int depth = numerics::tree_depth(index);
     for (int l = 0; l < depth; ++l) {
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) {
-        leaf[e] = numerics::add(level[(l * kElements + e) * stride], leaf[e]);
-      }
+      for (int e = 0; e < kElements; ++e)
+        leaf[e] = numerics::add(level(l)[e * kBlockThreads], leaf[e]);
     }
     if (!keep) return;
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) level[(depth * kElements + e) * stride] = leaf[e];
+    for (int e = 0; e < kElements; ++e) level(depth)[e * kBlockThreads] = leaf[e];
   }
 
   // The sum over `count` leaves that were all kept.
@@ -36,31 +36,79 @@ struct TreeStack {
     for (int l = 0; count >> l != 0; ++l) {
       if (!((count >> l) & 1)) continue;
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) {
-        sum[e] = numerics::add(level[(l * kElements + e) * stride], sum[e]);
-      }
+      for (int e = 0; e < kElements; ++e)
+        sum[e] = numerics::add(level(l)[e * kBlockThreads], sum[e]);
     }
   }
+
+ private:
+  __device__ __forceinline__ A* level(int l) const { return own_ + l * kElements * kBlockThreads; }
+
+  A* own_;
 };
 
 // Joins the columns of a block's slices, (threads, slices) with a power of two of slices, as an
-// aligned tree; slice 0 gets the total. Overwrites the stack's first level.
-template <class A, int kElements>
-__device__ __forceinline__ void join_slices(A (&column)[kElements], TreeStack<A, kElements> stack) {
+// aligned tree; slice 0 gets the total. `memory` has room for kElements a thread.
+template <int kBlockThreads, class A, int kElements>
+__device__ __forceinline__ void join_slices(A (&column)[kElements], A* memory) {
+  A* const own = memory + linear_thread();
   const int slice = threadIdx.y;
   for (int step = 1; step < blockDim.y; step *= 2) {
     if (slice % (2 * step) == step) {
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) stack.level[e * stack.stride] = column[e];
+      for (int e = 0; e < kElements; ++e) own[e * kBlockThreads] = column[e];
     }
     __syncthreads();
     if (slice % (2 * step) == 0) {
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
-        column[e] = numerics::add(column[e], stack.level[e * stack.stride + step * blockDim.x]);
+        column[e] = numerics::add(column[e], own[e * kBlockThreads + step * blockDim.x]);
       }
     }
   }
 }
+
+#if defined(AUTOMODEL_HAS_CLUSTERS)
+// Joins the columns of slice 0 of a cluster's blocks, a power of two and at most 8, as an aligned
+// tree, through memory as in join_slices. Each block finishes its part of the chunks:
+// finish(chunk, sums).
+template <int kBlockThreads, class A, int kElements, class Finish>
+__device__ __forceinline__ void join_blocks(const A (&column)[kElements], A* memory,
+                                            const Finish& finish) {
+  constexpr int kMaxBlocks = 8;
+  const auto cluster = cooperative_groups::this_cluster();
+  const int blocks = cluster.num_blocks();
+  if (threadIdx.y == 0) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) memory[e * kBlockThreads + threadIdx.x] = column[e];
+  }
+  cluster.sync();
+  const int threads = blockDim.x;
+  const int part = kElements / kSlots * threads / blocks;
+  for (int i = linear_thread(); i < part; i += kBlockThreads) {
+    const int chunk = cluster.block_rank() * part + i;
+    Chunk<A> sums;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      A* const word = memory + (chunk / threads * kSlots + slot) * kBlockThreads + chunk % threads;
+      A value[kMaxBlocks];
+#pragma unroll
+      for (int b = 0; b < kMaxBlocks; ++b) {
+        value[b] = b < blocks ? *cluster.map_shared_rank(word, b) : A(0);
+      }
+#pragma unroll
+      for (int step = 1; step < kMaxBlocks; step *= 2) {
+#pragma unroll
+        for (int b = 0; b < kMaxBlocks; b += 2 * step) {
+          value[b] = numerics::add(value[b], value[b + step]);
+        }
+      }
+      sums.set(slot, value[0]);
+    }
+    finish(chunk, sums);
+  }
+  cluster.sync();  // no block may end while another reads its memory
+}
+#endif
 
 }  // namespace automodel::cuda

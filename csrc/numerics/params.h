@@ -11,7 +11,8 @@ namespace automodel::numerics {
 enum class DType : int32_t { kBFloat16, kFloat16, kFloat32, kFloat64, kNone };
 
 // Where the rows of a strided tensor begin: outer dimensions after joining those that are adjacent
-// in memory, outermost first. Strides are in elements. Within a row the stride is 1.
+// in memory, outermost first. Strides are in elements. Within a row the stride is 1. With more than
+// one dimension there are fewer than 2^32 rows.
 constexpr int kMaxRowDims = 8;
 
 struct RowLayout {
@@ -22,13 +23,14 @@ struct RowLayout {
 
 AUTOMODEL_NUMERICS int64_t row_offset(const RowLayout& layout, int64_t row) {
   if (layout.dims == 1) return row * layout.strides[0];
+  uint32_t index = static_cast<uint32_t>(row);
   int64_t offset = 0;
-  for (int dim = layout.dims - 1; dim >= 0; --dim) {
-    const int64_t size = layout.sizes[dim];
-    offset += (row % size) * layout.strides[dim];
-    row /= size;
+  for (int dim = layout.dims - 1; dim > 0; --dim) {
+    const uint32_t size = static_cast<uint32_t>(layout.sizes[dim]);
+    offset += static_cast<int64_t>(index % size) * layout.strides[dim];
+    index /= size;
   }
-  return offset;
+  return offset + static_cast<int64_t>(index) * layout.strides[0];
 }
 
 struct ForwardParams {

@@ -19,10 +19,7 @@ struct CudaDevice {
   }
 
   int64_t unit_leaves(const numerics::BackwardParams& params) {
-    int multiprocessors = 0;
-    C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
-                                          c10::cuda::current_device()));
-    return cuda::choose_unit_leaves(params, multiprocessors);
+    return cuda::choose_unit_leaves(params);
   }
 
   void backward(const numerics::BackwardParams& params) {

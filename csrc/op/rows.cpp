@@ -3,7 +3,7 @@
 namespace automodel::op {
 namespace {
 
-// False where the layout needs more dimensions than a RowLayout has.
+// False where a RowLayout cannot say it: too many dimensions, or too many rows for several.
 bool join_dims(const at::Tensor& tensor, numerics::RowLayout& layout) {
   layout.dims = 0;
   for (int64_t dim = 0; dim < tensor.dim() - 1; ++dim) {
@@ -26,7 +26,8 @@ bool join_dims(const at::Tensor& tensor, numerics::RowLayout& layout) {
     layout.strides[0] = 0;
     layout.dims = 1;
   }
-  return true;
+  const int64_t rows = tensor.numel() / tensor.size(-1);
+  return layout.dims == 1 || rows <= int64_t{UINT32_MAX};
 }
 
 }  // namespace

@@ -87,12 +87,6 @@ class DeviceRows {
   DeviceBuffer buffer_;
 };
 
-int multiprocessors() {
-  int count = 0;
-  CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
-  return count;
-}
-
 Outputs run_on_device(const GoldenCase& c, const Inputs& inputs, const Variant& variant) {
   Variant dense = variant;
   dense.gap = 0;
@@ -122,7 +116,7 @@ Outputs run_on_device(const GoldenCase& c, const Inputs& inputs, const Variant& 
   auto backward = backward_params(c, p, 1);
   backward.x_layout.strides[0] += variant.gap;
   backward.grad_y_layout.strides[0] += variant.gap;
-  backward.unit_leaves = cuda::choose_unit_leaves(backward, multiprocessors());
+  backward.unit_leaves = cuda::choose_unit_leaves(backward);
   const int64_t leaves = numerics::leaves_in(c.rows);
   backward.units = (leaves + backward.unit_leaves - 1) / backward.unit_leaves;
   const bool has_partials = backward.grad_weight != nullptr;
