@@ -53,7 +53,7 @@ struct ForwardParams {
 struct BackwardParams {
   const void* grad_y;
   RowLayout grad_y_layout;
-  const void* grad_sum;  // null without; is added to grad_x
+  const void* grad_sum;  // is added to grad_x; null without, and without grad_x
   RowLayout grad_sum_layout;
   const void* x;  // what was normalised: x, or the sum
   RowLayout x_layout;
