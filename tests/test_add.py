@@ -9,6 +9,8 @@ import pytest
 import support
 import torch
 from added import EPS
+from automodel_rms_norm.bounds import bounds
+from automodel_rms_norm.formula import exact_rms_norm
 from automodel_rms_norm.testing import assert_bitwise_equal
 
 # Ragged widths below and around a chunk, every way in which a kernel takes a row, and row counts
@@ -89,6 +91,27 @@ def test_the_gradient_is_rounded_once(device):
     # A grad_sum of zeros adds nothing, and to a -0 the sign.
     zeros = added.run_op(inputs._replace(grad_sum=torch.zeros_like(total))).grad
     assert_bitwise_equal(zeros, plain + 0.0, "grad")
+
+
+@pytest.mark.parametrize("zero_centered", [False, True], ids=["plain", "zero_centered"])
+@pytest.mark.parametrize("dtype", support.LOW_WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(19, 300), (5, 4099)], ids=str)
+def test_the_gradient_is_within_its_bound(shape, dtype, zero_centered, device):
+    """docs/numerics.md, "Bounds of the error"; y and grad_weight are rms_norm's."""
+    inputs = added.make_inputs(
+        *shape, dtype=dtype, zero_centered_gamma=zero_centered, device=device
+    )
+    total, (_, _, weight, grad_y, grad_sum) = inputs.x + inputs.residual, inputs
+    exact = exact_rms_norm(total, weight, EPS, zero_centered, grad_y)
+    in_float32 = bounds(exact, grad_y, torch.float32, weight.dtype, zero_centered).grad_x
+    grad = exact.grad_x + grad_sum.cpu().double()
+    allowed = in_float32 + 2.0**-24 * (grad.abs() + in_float32)
+    if dtype != torch.float32:
+        info = torch.finfo(dtype)
+        smallest = info.smallest_normal * info.eps
+        allowed = allowed + info.eps / 2 * (grad.abs() + allowed) + smallest / 2
+    error = (added.run_op(inputs, EPS, zero_centered).grad.cpu().double() - grad).abs()
+    assert (error <= allowed).all()
 
 
 @pytest.mark.parametrize("dtype", support.X_DTYPES, ids=str)
