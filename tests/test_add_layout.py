@@ -5,7 +5,10 @@ import added
 import pytest
 import support
 import torch
+from automodel_rms_norm.testing import assert_bitwise_equal
 from test_layout import COPIED, IN_PLACE, LAYOUTS, SHAPE, WEIGHT_LAYOUTS, contiguous
+from test_sizes import INT32_LIMIT, random_on, uninitialised
+from test_uninitialized import free_blocks_of_nan, poisoned_memory  # noqa: F401
 
 ARGUMENTS = ["x", "residual", "grad_y", "grad_sum"]
 
@@ -92,3 +95,48 @@ def test_bits_do_not_depend_on_alignment(dtype, offset, argument, device):
     memory[offset:] = tensor.flatten()
     moved = inputs._replace(**{argument: memory[offset:].view(tensor.shape)})
     support.assert_same(added.run_op(moved), added.run_op(inputs))
+
+
+# --- Sizes and memory -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argument", ["residual", "grad_sum"])
+def test_strides_above_int32(argument, device, tmp_path):
+    hidden, stride = 300, INT32_LIMIT + 8
+    inputs = added.make_inputs(2, hidden, device=device)
+    memory = uninitialised(stride + hidden, device, tmp_path / "memory")
+    apart = memory.as_strided((2, hidden), (stride, 1))
+    apart.copy_(getattr(inputs, argument))
+    support.assert_same(added.run_op(inputs._replace(**{argument: apart})), added.run_op(inputs))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((4194305, 512), torch.float16), ((INT32_LIMIT + 9, 1), torch.bfloat16)],
+    ids=["elements", "rows"],
+)
+@pytest.mark.cuda
+@pytest.mark.long
+def test_more_elements_than_int32_has(shape, dtype):
+    x, weight, grad_y = random_on(torch.device("cuda"), shape, dtype)
+    inputs = added.Inputs(x, grad_y, weight, grad_y, x)
+    whole = added.run_op(inputs)
+    part_rows = 2**29 // shape[1]
+    for begin in range(0, shape[0], part_rows):
+        rows = slice(begin, begin + part_rows)
+        part = added.run_op(inputs.at(rows))
+        for name in ("y", "sum", "rstd", "grad"):
+            ours, theirs = getattr(part, name), getattr(whole, name)[rows]
+            if not torch.equal(ours, theirs):  # naming a difference needs much memory
+                assert_bitwise_equal(ours, theirs, name)
+
+
+@pytest.mark.parametrize("dtype", support.X_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (9, 127), (300, 33), (65, 2688)], ids=str)
+def test_poisoned_memory_changes_no_bit(shape, dtype, device, request):
+    inputs = added.make_inputs(*shape, dtype=dtype, weight_dtype=dtype, device=device)
+    expected = added.run_op(inputs)
+    request.getfixturevalue("poisoned_memory")
+    for _ in range(3):
+        free_blocks_of_nan(device)
+        support.assert_same(added.run_op(inputs), expected)
