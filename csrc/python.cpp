@@ -68,8 +68,9 @@ py::list golden_cases() {
                           "x_dtype"_a = dtype_name(c.x_dtype),
                           "weight_dtype"_a = dtype_name(c.weight_dtype),
                           "zero_centered_gamma"_a = c.zero_centered_gamma, "eps"_a = c.eps,
-                          "kind"_a = kind_name(c.kind), "y"_a = digests.y, "rstd"_a = digests.rstd,
-                          "grad_x"_a = digests.grad_x, "grad_weight"_a = digests.grad_weight));
+                          "kind"_a = kind_name(c.kind), "residual"_a = c.residual,
+                          "y"_a = digests.y, "rstd"_a = digests.rstd, "grad_x"_a = digests.grad_x,
+                          "grad_weight"_a = digests.grad_weight, "sum"_a = digests.sum));
   }
   return cases;
 }

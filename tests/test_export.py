@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import added
 import automodel_rms_norm as arn
 import pytest
 import support
@@ -230,7 +231,12 @@ def test_cpp_has_the_bits_of_python(
         for tensor in support.forward_backward(arn.rms_norm, inputs, EPS, zero_centered_gamma)
     ]
     expected.append(arn.rms_norm(inputs.x, None, EPS))
+    x, weight, grad_y = inputs
+    residual_added = added.Inputs(x, x, weight, grad_y, grad_y)
+    y, total, grad_x, _, grad_weight = added.forward_backward(arn.add_rms_norm, residual_added)
+    expected += [y, total, grad_x, grad_weight]
     names = ["y", "grad_x", "grad_weight"] * 2 + ["y without weight"]
+    names += [f"{name} of add_rms_norm" for name in ("y", "sum", "grad_x", "grad_weight")]
     for name, actual, wanted in zip(names, outputs, expected, strict=True):
         assert_bitwise_equal(actual, wanted, name)
 

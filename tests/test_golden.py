@@ -1,6 +1,7 @@
 """P7: the recorded digests are what the op gives, on every device and instruction set."""
 
 import pytest
+import support
 import torch
 from automodel_rms_norm import golden, reference
 
@@ -24,7 +25,9 @@ def value_of(case: golden.GoldenCase, stream: int, dtype: torch.dtype, index: in
         value *= ((second >> 12) | (1 << 52)) * 2.0**-52
     if stream == 1:
         return value * 0.25 if case.zero_centered_gamma else 1.0 + value * 0.25
-    if case.kind == "zero_rows" and index // case.hidden % 3 == (1 if stream == 0 else 2):
+    if stream == 4:
+        return value
+    if case.kind == "zero_rows" and index // case.hidden % 3 == (2 if stream == 2 else 1):
         return 0.0
     if stream == 2:
         return value
@@ -40,7 +43,7 @@ def value_of(case: golden.GoldenCase, stream: int, dtype: torch.dtype, index: in
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_inputs_are_those_of_the_specification(case):
-    x, weight, grad_y = golden.inputs(case)
+    x, weight, grad_y, residual, grad_sum = golden.inputs(case)
     assert x.shape == grad_y.shape == (case.rows, case.hidden)
     assert x.dtype == grad_y.dtype == case.x_dtype
     streams = [(0, x), (2, grad_y)]
@@ -49,6 +52,12 @@ def test_inputs_are_those_of_the_specification(case):
     else:
         assert (weight.shape, weight.dtype) == ((case.hidden,), case.weight_dtype)
         streams.append((1, weight))
+    if not case.residual:
+        assert residual is grad_sum is None
+    else:
+        assert residual.shape == grad_sum.shape == x.shape
+        assert residual.dtype == grad_sum.dtype == x.dtype
+        streams += [(3, residual), (4, grad_sum)]
     for stream, tensor in streams:
         flat = tensor.reshape(-1)
         step = max(1, flat.numel() // 97)
@@ -61,9 +70,13 @@ def test_cases_reach_what_they_are_for():
     kinds = {case.kind for case in CASES}
     assert kinds == {"plain", "tiny", "huge", "spiky", "zero_rows"}
     assert len({(case.x_dtype, case.weight_dtype) for case in CASES}) == 17
+    assert {case.kind for case in CASES if case.residual} == kinds
+    assert {case.x_dtype for case in CASES if case.residual} == {*support.X_DTYPES}
     assert len({str(case) for case in CASES}) == len(CASES)
     for case in CASES:
-        x, _, grad_y = golden.inputs(case)
+        x, _, grad_y, residual, _ = golden.inputs(case)
+        if case.residual:
+            x = x + residual
         assert bool(x.isfinite().all())
         if case.kind == "zero_rows":
             assert x[1].count_nonzero() == grad_y[2].count_nonzero() == 0
@@ -91,24 +104,34 @@ def test_one_bit_changes_a_digest(device):
     assert golden.digest(tensor) != before
 
 
+def outputs_of(case: golden.GoldenCase) -> list[str]:
+    return ["y", "rstd", "grad_x", "grad_weight", *(["sum"] if case.residual else [])]
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_op_gives_the_recorded_digests(case, implementation):
     results = list(golden.verify(device=implementation, only=[case]))
-    assert [result.output for result in results] == ["y", "rstd", "grad_x", "grad_weight"]
+    assert [result.output for result in results] == outputs_of(case)
     assert not [result for result in results if not result.holds]
 
 
 def run_reference(case: golden.GoldenCase, given: golden.GoldenInputs) -> golden.Outputs:
+    x, weight, grad_y, residual, grad_sum = given
     centred = case.zero_centered_gamma
-    y, rstd = reference.rms_norm_forward(given.x, given.weight, case.eps, centred)
-    grads = reference.rms_norm_backward(given.grad_y, given.x, given.weight, rstd, centred)
-    return {"y": y, "rstd": rstd, "grad_x": grads[0], "grad_weight": grads[1]}
+    added = {}
+    if residual is None:
+        y, rstd = reference.rms_norm_forward(x, weight, case.eps, centred)
+    else:
+        y, x, rstd = reference.add_rms_norm_forward(x, residual, weight, case.eps, centred)
+        added = {"sum": x}
+    grads = reference.rms_norm_backward(grad_y, x, weight, rstd, centred, grad_sum)
+    return {"y": y, "rstd": rstd, "grad_x": grads[0], "grad_weight": grads[1], **added}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_reference_gives_the_recorded_digests(case):
     results = list(golden.verify(run_reference, only=[case]))
-    assert len(results) == 4
+    assert [result.output for result in results] == outputs_of(case)
     assert not [result for result in results if not result.holds]
 
 

@@ -89,6 +89,19 @@ struct Gain {
   }
 };
 
+template <class X>
+VEC_INLINE const X* row_of(const void* tensor, const numerics::RowLayout& layout, int64_t row) {
+  return static_cast<const X*>(tensor) + numerics::row_offset(layout, row);
+}
+
+template <class X>
+VEC_INLINE void add_row(const X* x, const X* residual, X* sum, int64_t hidden) {
+  using A = numerics::Accumulate<X>;
+  for_each_vector<A>(0, hidden, [&](auto extent, int64_t i) {
+    store<A>(sum + i, load<A>(x + i, extent) + load<A>(residual + i, extent), extent);
+  });
+}
+
 template <class X, class W>
 void forward_rows(const ForwardParams& params, int64_t begin, int64_t end) {
   using A = numerics::Accumulate<X>;
@@ -97,13 +110,18 @@ void forward_rows(const ForwardParams& params, int64_t begin, int64_t end) {
   const A eps = static_cast<A>(params.eps);
   const int64_t hidden = params.hidden;
   for (int64_t row = begin; row < end; ++row) {
-    const X* x = static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row);
+    const X* x = row_of<X>(params.x, params.x_layout, row);
     X* y = static_cast<X*>(params.y) + row * hidden;
-    const A sum = row_sum<A>(hidden, [x](const Vec<A>& acc, auto extent, int64_t i) {
+    if (params.residual != nullptr) {
+      X* sum = static_cast<X*>(params.sum) + row * hidden;
+      add_row(x, row_of<X>(params.residual, params.residual_layout, row), sum, hidden);
+      x = sum;
+    }
+    const A squares = row_sum<A>(hidden, [x](const Vec<A>& acc, auto extent, int64_t i) {
       const Vec<A> value = load<A>(x + i, extent);
       return fma<A>(value, value, acc);
     });
-    const A rstd = numerics::rstd_of(sum, hidden, eps);
+    const A rstd = numerics::rstd_of(squares, hidden, eps);
     if (params.rstd != nullptr) static_cast<A*>(params.rstd)[row] = rstd;
     for_each_vector<A>(0, hidden, [&](auto extent, int64_t i) {
       const Vec<A> xhat = load<A>(x + i, extent) * rstd;
@@ -120,9 +138,8 @@ VEC_INLINE void backward_row(const BackwardParams& params, int64_t row,
   using RowGain = Gain<A, W>;
   const RowGain gain{static_cast<const W*>(params.weight), params.zero_centered_gamma};
   const int64_t hidden = params.hidden;
-  const X* x = static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row);
-  const X* grad_y =
-      static_cast<const X*>(params.grad_y) + numerics::row_offset(params.grad_y_layout, row);
+  const X* x = row_of<X>(params.x, params.x_layout, row);
+  const X* grad_y = row_of<X>(params.grad_y, params.grad_y_layout, row);
   X* grad_x = params.grad_x == nullptr ? nullptr : static_cast<X*>(params.grad_x) + row * hidden;
   const A rstd = static_cast<const A*>(params.rstd)[row];
 
@@ -137,15 +154,25 @@ VEC_INLINE void backward_row(const BackwardParams& params, int64_t row,
     mean = numerics::mean_of(sum, hidden);
   }
   const Vec<A> means = Vec<A>{} + mean;  // never -0: a row sum is finished by adding +0
-  for_each_vector<A>(0, hidden, [&](auto extent, int64_t i) {
-    const Vec<A> xhat = load<A>(x + i, extent) * rstd;
-    const Vec<A> g = load<A>(grad_y + i, extent);
-    if (grad_x != nullptr) {
-      const Vec<A> t = RowGain::apply(gain, g, extent, i);
-      store<A>(grad_x + i, fma<A>(-xhat, means, t) * rstd, extent);
-    }
-    if (leaf != nullptr) store<A>(leaf + i, fma<A>(g, xhat, load<A>(leaf + i, extent)), extent);
-  });
+  const auto write = [&](const auto& plus_grad_sum) {
+    for_each_vector<A>(0, hidden, [&](auto extent, int64_t i) {
+      const Vec<A> xhat = load<A>(x + i, extent) * rstd;
+      const Vec<A> g = load<A>(grad_y + i, extent);
+      if (grad_x != nullptr) {
+        const Vec<A> t = RowGain::apply(gain, g, extent, i);
+        store<A>(grad_x + i, plus_grad_sum(fma<A>(-xhat, means, t) * rstd, extent, i), extent);
+      }
+      if (leaf != nullptr) store<A>(leaf + i, fma<A>(g, xhat, load<A>(leaf + i, extent)), extent);
+    });
+  };
+  if (params.grad_sum == nullptr) {
+    write([](const Vec<A>& value, auto, int64_t) { return value; });
+  } else {
+    const X* grad_sum = row_of<X>(params.grad_sum, params.grad_sum_layout, row);
+    write([grad_sum](const Vec<A>& value, auto extent, int64_t i) {
+      return value + load<A>(grad_sum + i, extent);
+    });
+  }
 }
 
 // Level l of a unit's tree is row l of `levels`.

@@ -25,7 +25,7 @@ inline int64_t element_size(numerics::DType dtype) {
 
 inline bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
-// Of every row. A contiguous tensor has the layout {1, {rows}, {hidden}}.
+// Of every row; of a null pointer with an empty layout too. A contiguous tensor has the layout {1, {rows}, {hidden}}.
 inline bool is_aligned(const void* data, const numerics::RowLayout& layout, numerics::DType dtype) {
   bool aligned = is_aligned(data);
   for (int dim = 0; dim < layout.dims; ++dim) {
@@ -41,14 +41,16 @@ inline bool is_aligned(const void* data, int64_t row_stride, numerics::DType dty
 // Whether every row is whole aligned chunks, in A = float.
 inline bool rows_are_whole(const numerics::ForwardParams& params) {
   return params.x_dtype != numerics::DType::kFloat64 && params.hidden % numerics::kSlots == 0 &&
-         is_aligned(params.x, params.x_layout, params.x_dtype) && is_aligned(params.weight) &&
-         is_aligned(params.y);
+         is_aligned(params.x, params.x_layout, params.x_dtype) &&
+         is_aligned(params.residual, params.residual_layout, params.x_dtype) &&
+         is_aligned(params.weight) && is_aligned(params.y) && is_aligned(params.sum);
 }
 
 inline bool rows_are_whole(const numerics::BackwardParams& params) {
   return params.x_dtype != numerics::DType::kFloat64 && params.hidden % numerics::kSlots == 0 &&
          is_aligned(params.x, params.x_layout, params.x_dtype) &&
          is_aligned(params.grad_y, params.grad_y_layout, params.x_dtype) &&
+         is_aligned(params.grad_sum, params.grad_sum_layout, params.x_dtype) &&
          is_aligned(params.weight) && is_aligned(params.grad_x);
 }
 

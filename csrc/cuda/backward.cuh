@@ -27,13 +27,15 @@ using numerics::kLeafRows;
 struct BackwardAlignment {
   bool x;
   bool grad_y;
+  bool grad_sum;
   bool weight;
   bool grad_x;
 };
 
-template <class X, class W, class Kind_>
+template <class X, class W, class Kind_, bool kAdd_>
 struct BackwardTraits : Kind_ {
   using Kind = Kind_;
+  static constexpr bool kAdd = kAdd_;  // there is a gradient of the sum
   using Kind::kBlockThreads;
   using Kind::kChunks;
   static constexpr int kElements = kChunks * kSlots;
@@ -41,13 +43,21 @@ struct BackwardTraits : Kind_ {
   // Blocks that a multiprocessor is to hold, which limits the registers of a thread.
   static constexpr int kBlocks = kLargeBlock / kBlockThreads;
   static constexpr bool kKeepRow =
-      sizeof(X) == 2 && kChunks == 3;  // in registers, rather than read it again
-  using Stages = RowStages<X, Kind, 2, kStages>;
+      sizeof(X) == 2 && kChunks == 3 && !kAdd;  // in registers, rather than read it again
+  using Stages = RowStages<X, Kind, kAdd ? 3 : 2, kStages>;
   static_assert(Stages::kBytes >= kElements * kBlockThreads * int{sizeof(numerics::Accumulate<X>)},
                 "columns are joined where the rows were");
 };
 
 // --- Kernels ---
+
+template <class A, class X>
+__device__ __forceinline__ void add_chunk(A (&values)[kSlots], const Chunk<X>& chunk) {
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) {
+    values[slot] = numerics::add(values[slot], numerics::to_accumulate<A>(chunk.get(slot)));
+  }
+}
 
 // The gains of a thread's chunks.
 template <class A, class W, class Kind>
@@ -109,6 +119,11 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
       stages.start(stage, 1,
                    static_cast<const X*>(params.grad_y) +
                        numerics::row_offset(params.grad_y_layout, first + i));
+      if constexpr (Traits::kAdd) {
+        stages.start(stage, 2,
+                     static_cast<const X*>(params.grad_sum) +
+                         numerics::row_offset(params.grad_sum_layout, first + i));
+      }
     }
     stages.commit();
   };
@@ -184,6 +199,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
             acc = numerics::fma(g, xhat, acc);
           }
         });
+        if constexpr (Traits::kAdd) add_chunk(grad_x, stages.read(stage, 2, k));
         store_whole_chunk(grad_x_row, part.chunk(k), round_chunk<X>(grad_x));
       }
       grad_x_row += params.hidden;
@@ -270,13 +286,19 @@ __device__ __forceinline__ void grad_x_long_row(const BackwardParams& params,
   });
   const A mean = numerics::mean_of(sum, hidden);
   X* const grad_x_row = static_cast<X*>(params.grad_x) + row * hidden;
+  const X* const grad_sum_row = params.grad_sum == nullptr
+                                    ? nullptr
+                                    : static_cast<const X*>(params.grad_sum) +
+                                          numerics::row_offset(params.grad_sum_layout, row);
   const int64_t chunks = numerics::chunks_in_row(hidden);
   for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) {
-    Chunk<X> grad_x;
+    A grad_x[kSlots];
     for_each_slot(chunk, [&](int slot, A t, A xhat) {
-      grad_x.set(slot, numerics::round_to<X>(numerics::mul(rstd, numerics::fma(-xhat, mean, t))));
+      grad_x[slot] = numerics::mul(rstd, numerics::fma(-xhat, mean, t));
     });
-    store_chunk(grad_x_row, grad_x, chunk, hidden, aligned.grad_x);
+    if (grad_sum_row != nullptr)
+      add_chunk(grad_x, load_chunk(grad_sum_row, chunk, hidden, aligned.grad_sum));
+    store_chunk(grad_x_row, round_chunk<X>(grad_x), chunk, hidden, aligned.grad_x);
   }
 }
 
@@ -291,20 +313,27 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
 
 // --- Launch ---
 
-template <class X, class W, class Kind, bool kWantWeight>
+template <class X, class W, class Kind, bool kAdd>
 cudaError_t launch_fused(const BackwardParams& params, const BackwardPlan& plan,
                          const RowShape& shape, cudaStream_t stream) {
-  using Traits = BackwardTraits<X, W, Kind>;
-  return rows_config(params.units, plan.unit_blocks * shape.blocks, shape, plan.shared, stream)
-      .launch(backward_kernel<X, W, Traits, kWantWeight>, params, plan.unit_blocks);
+  using Traits = BackwardTraits<X, W, Kind, kAdd>;
+  LaunchConfig config =
+      rows_config(params.units, plan.unit_blocks * shape.blocks, shape, plan.shared, stream);
+  if constexpr (!std::is_same_v<W, NoWeight>) {
+    if (params.grad_weight != nullptr) {
+      return config.launch(backward_kernel<X, W, Traits, true>, params, plan.unit_blocks);
+    }
+  }
+  return config.launch(backward_kernel<X, W, Traits, false>, params, plan.unit_blocks);
 }
 
 template <class X, class W>
 cudaError_t launch_grad_x_long(const BackwardParams& params, cudaStream_t stream) {
-  const BackwardAlignment aligned{is_aligned(params.x, params.x_layout, params.x_dtype),
-                                  is_aligned(params.grad_y, params.grad_y_layout, params.x_dtype),
-                                  is_aligned(params.weight),
-                                  is_aligned(params.grad_x, params.hidden, params.x_dtype)};
+  const BackwardAlignment aligned{
+      is_aligned(params.x, params.x_layout, params.x_dtype),
+      is_aligned(params.grad_y, params.grad_y_layout, params.x_dtype),
+      is_aligned(params.grad_sum, params.grad_sum_layout, params.x_dtype),
+      is_aligned(params.weight), is_aligned(params.grad_x, params.hidden, params.x_dtype)};
   const int threads = long_row_threads(params.hidden);
   grad_x_long_kernel<X, W><<<long_row_blocks(params.rows), threads, 0, stream>>>(params, aligned);
   return cudaGetLastError();
@@ -320,13 +349,9 @@ cudaError_t launch_grad_x_as(const BackwardParams& params, const BackwardPlan& p
         cudaError_t error = cudaSuccess;
         visit_row_kind(params.hidden, device_limits(), [&](auto kind, const RowShape& shape) {
           using Kind = decltype(kind);
-          if constexpr (!std::is_same_v<W, NoWeight>) {
-            if (params.grad_weight != nullptr) {
-              error = launch_fused<X, W, Kind, true>(params, plan, shape, stream);
-              return;
-            }
-          }
-          error = launch_fused<X, W, Kind, false>(params, plan, shape, stream);
+          error = params.grad_sum != nullptr
+                      ? launch_fused<X, W, Kind, true>(params, plan, shape, stream)
+                      : launch_fused<X, W, Kind, false>(params, plan, shape, stream);
         });
         return error;
       }

@@ -32,27 +32,29 @@ constexpr int backward_stages(size_t element, int chunks) {
   return chunks == 1 ? 4 : chunks > 2 && element == 4 ? 1 : 2;
 }
 
-// The most leaves of a slice: the more, the fewer partial sums, but the levels take the shared
-// memory that a second block on the multiprocessor needs.
-constexpr int max_slice_leaves(int chunks) { return chunks <= 2 ? 8 : chunks == 3 ? 4 : 2; }
+constexpr int kMaxSliceLeaves = 8;
 
 template <class Kind>
 BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowShape& shape,
                         const DeviceLimits& limits) {
   const size_t element = params.x_dtype == numerics::DType::kFloat32 ? 4 : 2;
+  const int inputs = params.grad_sum != nullptr ? 3 : 2;
   const auto shared = [&](int64_t slice_leaves) {
     const size_t row = size_t{Kind::kChunks} * numerics::kSlots * Kind::kBlockThreads;
     const int levels = params.grad_weight != nullptr ? kept_levels(slice_leaves) : 0;
-    return row * (2 * element * backward_stages(element, Kind::kChunks) + sizeof(float) * levels);
+    return row *
+           (inputs * element * backward_stages(element, Kind::kChunks) + sizeof(float) * levels);
   };
   const int64_t leaves = numerics::leaves_in(params.rows);
   const auto blocks = [&](int64_t slice_leaves) {
     return leaves / (slice_leaves * shape.rows) * shape.blocks;
   };
+  // The longer a slice, the fewer partial sums, but a multiprocessor is to hold kLargeBlock threads.
+  const size_t shared_limit = limits.shared_per_block / (kLargeBlock / Kind::kBlockThreads);
   int64_t slice = 1;
   if (params.grad_weight != nullptr) {
-    while (slice < max_slice_leaves(Kind::kChunks) && blocks(2 * slice) >= limits.multiprocessors &&
-           shared(2 * slice) <= limits.shared_per_block) {
+    while (slice < kMaxSliceLeaves && blocks(2 * slice) >= limits.multiprocessors &&
+           shared(2 * slice) <= shared_limit) {
       slice *= 2;
     }
   }

@@ -94,6 +94,19 @@ __device__ __forceinline__ Chunk<X> round_chunk(const A (&values)[kSlots]) {
   return chunk;
 }
 
+// The rounded sum of two chunks.
+template <class X>
+__device__ __forceinline__ Chunk<X> add_chunks(const Chunk<X>& a, const Chunk<X>& b) {
+  using A = numerics::Accumulate<X>;
+  A sum[kSlots];
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) {
+    sum[slot] = numerics::add(numerics::to_accumulate<A>(a.get(slot)),
+                              numerics::to_accumulate<A>(b.get(slot)));
+  }
+  return round_chunk<X>(sum);
+}
+
 template <class X>
 __device__ __forceinline__ Chunk<X> load_whole_chunk(const X* row, int64_t chunk) {
   const uint4* const pieces = reinterpret_cast<const uint4*>(row + chunk * kSlots);

@@ -1,4 +1,4 @@
-// y and rstd. Rows of whole aligned chunks are held in registers and read once. Any others, very
+// y and rstd, and with a residual the sum, which then is what is normalised. Rows of whole aligned chunks are held in registers and read once. Any others, very
 // long ones and float64 are read twice by a block, the second time from the L2 cache.
 #pragma once
 
@@ -16,25 +16,27 @@ using numerics::ForwardParams;
 
 // --- Traits ---
 
-template <class X, class W, class Kind_>
+template <class X, class W, class Kind_, bool kAdd_>
 struct ForwardTraits : Kind_ {
   using Kind = Kind_;
+  static constexpr bool kAdd = kAdd_;  // there is a residual
   using Kind::kBlockThreads;
   using Kind::kChunks;
+  static constexpr int kInputs = kAdd ? 2 : 1;
   // Rows that a thread holds at once: 64 bytes, 48 of three chunks; eight of the shortest rows
   // share the cost of everything that is done once a row.
-  static constexpr int kRows = Kind::kSpread    ? 1
-                               : kChunks == 1   ? 16 / static_cast<int>(sizeof(X))
-                               : sizeof(X) == 4 ? 1
-                               : kChunks <= 3   ? 2
-                                                : 1;
+  static constexpr int kRows = Kind::kSpread            ? 1
+                               : kChunks == 1           ? 16 / static_cast<int>(sizeof(X)) / kInputs
+                               : sizeof(X) == 4 || kAdd ? 1
+                               : kChunks <= 3           ? 2
+                                                        : 1;
   // Threads that a multiprocessor is to hold, which limits the registers of each.
   static constexpr int kThreads = kRows == 8 ? 768 : sizeof(X) == 4 && kRows == 1 ? 1280 : 1024;
   static constexpr int kBlocks = kThreads / kBlockThreads;
   static constexpr bool kEarlyWeight =
       std::is_same_v<W, NoWeight> || kChunks * static_cast<int>(sizeof(W)) <= 8;
   static constexpr int kStages = 2;
-  using Stages = RowStages<X, Kind, kRows, kStages>;
+  using Stages = RowStages<X, Kind, kInputs * kRows, kStages>;
 };
 
 // Blocks and steps of the kernel for rows that a cluster shares.
@@ -43,6 +45,8 @@ constexpr int64_t kMaxSteps = 8;
 
 struct ForwardAlignment {
   bool x;
+  bool residual;
+  bool sum;
   bool weight;
   bool y;
 };
@@ -119,6 +123,20 @@ __device__ __forceinline__ void store_row(const ForwardParams& params, const Row
   }
 }
 
+// Makes x of a row its sum with the residual, and stores it.
+template <class X, class Kind, int kChunks>
+__device__ __forceinline__ void add_residual(const ForwardParams& params, const RowPart<Kind>& part,
+                                             int64_t row, Chunk<X> (&x)[kChunks],
+                                             const Chunk<X> (&residual)[kChunks]) {
+  X* const sum_row = static_cast<X*>(params.sum) + row * params.hidden;
+#pragma unroll
+  for (int k = 0; k < kChunks; ++k) {
+    if (!part.has(k)) break;
+    x[k] = add_chunks(x[k], residual[k]);
+    store_whole_chunk(sum_row, part.chunk(k), x[k]);
+  }
+}
+
 // A block takes kRows times blockDim.y rows.
 template <class X, class W, class Traits>
 __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
@@ -135,17 +153,31 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
   const auto row_of = [&](int r) { return (block * kRows + r) * blockDim.y + threadIdx.y; };
 
   Chunk<X> x[kRows][kChunks];
+  Chunk<X> residual[kRows][kChunks];
+  const auto load_row = [&](Chunk<X>(&chunks)[kChunks], const void* data,
+                            const numerics::RowLayout& layout, int64_t row) {
+    const X* const from = static_cast<const X*>(data) + numerics::row_offset(layout, row);
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      if (part.has(k)) chunks[k] = load_whole_chunk(from, part.chunk(k));
+    }
+  };
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (row_of(r) >= params.rows) break;
-    const X* const x_row =
-        static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row_of(r));
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      if (part.has(k)) x[r][k] = load_whole_chunk(x_row, part.chunk(k));
+    load_row(x[r], params.x, params.x_layout, row_of(r));
+    if constexpr (Traits::kAdd) {
+      load_row(residual[r], params.residual, params.residual_layout, row_of(r));
     }
   }
   Weights<W, Traits> weights(params.weight, part);
+  if constexpr (Traits::kAdd) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (row_of(r) >= params.rows) break;
+      add_residual(params, part, row_of(r), x[r], residual[r]);
+    }
+  }
 
   A sum[kRows][kVirtual];
 #pragma unroll
@@ -192,6 +224,11 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
       if (i >= block_steps || row >= params.rows) break;
       stages.start(stage, r,
                    static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row));
+      if constexpr (Traits::kAdd) {
+        stages.start(stage, kRows + r,
+                     static_cast<const X*>(params.residual) +
+                         numerics::row_offset(params.residual_layout, row));
+      }
     }
     stages.commit();
   };
@@ -209,6 +246,14 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) x[r][k] = stages.read(stage, r, k);
+      if constexpr (Traits::kAdd) {
+        if (row_of(i, r) < params.rows) {
+          Chunk<X> residual[kChunks];
+#pragma unroll
+          for (int k = 0; k < kChunks; ++k) residual[k] = stages.read(stage, kRows + r, k);
+          add_residual(params, part, row_of(i, r), x[r], residual);
+        }
+      }
       sum_squares(sum[r], x[r], part);
     }
     stages.release();
@@ -231,8 +276,16 @@ __device__ __forceinline__ void forward_long_row(const ForwardParams& params,
   const A offset = gain_offset<A>(params.zero_centered_gamma);
   const X* const x_row =
       static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row);
+  const bool add = params.residual != nullptr;
+  const X* const residual_row =
+      static_cast<const X*>(params.residual) + numerics::row_offset(params.residual_layout, row);
+  X* const sum_row = static_cast<X*>(params.sum) + row * hidden;
   const A sum = long_row_sum<A>(hidden, [&](A(&slots)[kSlots], int64_t chunk) {
-    const Chunk<X> x = load_chunk(x_row, chunk, hidden, aligned.x);
+    Chunk<X> x = load_chunk(x_row, chunk, hidden, aligned.x);
+    if (add) {
+      x = add_chunks(x, load_chunk(residual_row, chunk, hidden, aligned.residual));
+      store_chunk(sum_row, x, chunk, hidden, aligned.sum);
+    }
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       const A value = numerics::to_accumulate<A>(x.get(slot));
@@ -244,7 +297,8 @@ __device__ __forceinline__ void forward_long_row(const ForwardParams& params,
   X* const y_row = static_cast<X*>(params.y) + row * hidden;
   const int64_t chunks = numerics::chunks_in_row(hidden);
   for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) {
-    const Chunk<X> x = load_chunk(x_row, chunk, hidden, aligned.x);
+    const Chunk<X> x = add ? load_chunk(sum_row, chunk, hidden, aligned.sum)
+                           : load_chunk(x_row, chunk, hidden, aligned.x);
     const Chunk<W> weight = load_weight<W>(params.weight, chunk, hidden, aligned.weight);
     Chunk<X> y;
 #pragma unroll
@@ -267,10 +321,10 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
 
 // --- Launch ---
 
-template <class X, class W, class Kind>
+template <class X, class W, class Kind, bool kAdd>
 cudaError_t launch_forward_rows(const ForwardParams& params, const RowShape& shape,
                                 cudaStream_t stream) {
-  using Traits = ForwardTraits<X, W, Kind>;
+  using Traits = ForwardTraits<X, W, Kind, kAdd>;
   const int64_t rows = int64_t{Traits::kRows} * shape.rows;
   if constexpr (Kind::kSpread) {
     const int64_t steps =
@@ -286,9 +340,11 @@ cudaError_t launch_forward_rows(const ForwardParams& params, const RowShape& sha
 
 template <class X, class W>
 cudaError_t launch_forward_long(const ForwardParams& params, cudaStream_t stream) {
-  const ForwardAlignment aligned{is_aligned(params.x, params.x_layout, params.x_dtype),
-                                 is_aligned(params.weight),
-                                 is_aligned(params.y, params.hidden, params.x_dtype)};
+  const ForwardAlignment aligned{
+      is_aligned(params.x, params.x_layout, params.x_dtype),
+      is_aligned(params.residual, params.residual_layout, params.x_dtype),
+      is_aligned(params.sum, params.hidden, params.x_dtype), is_aligned(params.weight),
+      is_aligned(params.y, params.hidden, params.x_dtype)};
   const int threads = long_row_threads(params.hidden);
   forward_long_kernel<X, W><<<long_row_blocks(params.rows), threads, 0, stream>>>(params, aligned);
   return cudaGetLastError();
@@ -302,7 +358,10 @@ cudaError_t launch_forward_as(const ForwardParams& params, cudaStream_t stream) 
       cudaError_t error = cudaSuccess;
       if (rows_are_whole(params) &&
           visit_row_kind(params.hidden, device_limits(), [&](auto kind, const RowShape& shape) {
-            error = launch_forward_rows<X, W, decltype(kind)>(params, shape, stream);
+            using Kind = decltype(kind);
+            error = params.residual != nullptr
+                        ? launch_forward_rows<X, W, Kind, true>(params, shape, stream)
+                        : launch_forward_rows<X, W, Kind, false>(params, shape, stream);
           })) {
         return error;
       }

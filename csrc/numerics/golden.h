@@ -7,7 +7,7 @@ namespace automodel::numerics {
 
 // clang-format off
 constexpr GoldenDigests kGoldenDigests[kGoldenCaseCount] = {
-    // y, rstd, grad_x, grad_weight
+    // y, rstd, grad_x, grad_weight; sum with a residual
     {0x6e7bb3aa7287dfd1, 0x9c0eef6ebcce7a43, 0x9803ae296ee3c6ed, 0x9a25686a72597d71},  // 0: 19x128 bf16 weight bf16 plain
     {0x4d5e5b979cd424ee, 0xcbf1408c66443598, 0xee4bd4defad04b7a, 0x7d6bad3438f79f80},  // 1: 19x128 bf16 weight bf16+1 plain
     {0xa506d96a75a57180, 0x7c6c93b2c86fbacb, 0x47b38913d124283f, 0x41d0cedceb8f7ddc},  // 2: 19x128 bf16 weight fp16 plain
@@ -78,6 +78,30 @@ constexpr GoldenDigests kGoldenDigests[kGoldenCaseCount] = {
     {0x174d4a6dbe405b9f, 0x630d9c0f2a184a9b, 0xf466f80a066399e1, 0x142861de76f4c5bc},  // 67: 20x136 bf16 weight bf16 zero_rows
     {0x431d5685e6f8e60a, 0xb56938a44c116dfa, 0xfab77766ac2d7c68, 0xe8ee4e1765600034},  // 68: 20x136 fp16 weight fp32 zero_rows
     {0xe162c7c2064854aa, 0xabb0f99b1d17400b, 0x7a6b9194755f5c92, 0xe45799405525f702},  // 69: 20x136 fp32 weight fp32+1 zero_rows
+    {0x303db6473a604ea1, 0x29fbbb95e1e7d3ac, 0xd702ce9acfdab894, 0xe7b0db26ff68849d, 0x678750c455978e10},  // 70: 19x128 bf16 weight bf16 plain residual
+    {0xd5cf99f5b065d910, 0x086a0014b30b8c85, 0xdb4e281ce470f12d, 0xca2a90ddd9af4655, 0x4f9390bc6822a5ff},  // 71: 19x128 bf16 weight fp32+1 plain residual
+    {0x22b752211048199b, 0x75006882418b8bb7, 0xeb03ad7f6fed7efa, 0x0000000000000000, 0x1e3d0668f376af79},  // 72: 19x128 bf16 weight none plain residual
+    {0x0b93ed0bc11cab39, 0x46cc1e9267c102f0, 0x5d00a9e13fb4a3e1, 0x05b652d470af6847, 0x560b15035bad5519},  // 73: 19x128 fp16 weight fp16 plain residual
+    {0xe0f2cd37b82dace4, 0x6984912510913177, 0x307368d74fa2ea4a, 0x4edc19317a18a830, 0x23b5992e6bafbe12},  // 74: 19x128 fp32 weight fp32 plain residual
+    {0xc8fa01383fa9d421, 0x81002d117fca3374, 0xa3bae54bfec5c604, 0x84e8567e99d94c99, 0x5b3fee253f409f08},  // 75: 19x128 fp32 weight bf16+1 plain residual
+    {0xfe307cc8ab80aa52, 0xd8f586b68e8ab4e4, 0xc06dd2aa7c2e65a1, 0x43e2c503dd516cf8, 0x092b9b10c05cf79f},  // 76: 19x128 fp64 weight fp64 plain residual
+    {0xe4e8fdaaeaf22158, 0x41e49b04efc3dc57, 0x60aee870ad7de2c9, 0x0000000000000000, 0xaa081c0af5cf16a1},  // 77: 19x128 fp64 weight none plain residual
+    {0x73dbf9299fb90139, 0x201e97db22f784ab, 0x785b5495ce41ff77, 0x96cb706c9027fd60, 0x7d616c63e1edfd54},  // 78: 5x1 fp32 weight fp32 plain residual
+    {0x4ea70b884b5acd98, 0x67ecf47264819000, 0x6cf046f6f0b4976b, 0x7c4751215daf495c, 0xf66d0be724ac8e7d},  // 79: 9x7 bf16 weight fp32 plain residual
+    {0xd45a41b18ae34c9d, 0x269ed62237303e8f, 0x19b6b8769556ef1f, 0x988bbeef498a5482, 0x6ba0f25cc72f2e6c},  // 80: 33x127 fp16 weight fp16+1 plain residual
+    {0x8ce569f19823bda5, 0x4b227c16a7aea7a9, 0x890b42fe0b1d45f3, 0x72bd4b24f9210028, 0xfb8e13b33b8ff7df},  // 81: 65x1000 fp32 weight fp32 plain residual
+    {0x96bbeba51b748acd, 0xc6371060b9802e5e, 0x678c2feefa1d309f, 0x8a2e25f66cb82d8c, 0x46c78cc1dc725fa5},  // 82: 20x2688 bf16 weight bf16 plain residual
+    {0x8a2c021020a521ef, 0x63f0b34b93d273c6, 0x7f4807e021153b41, 0xb34eab626f1ced2e, 0xffdd9874f8efe248},  // 83: 20x4096 fp32 weight fp32 plain residual
+    {0x09d6e08711b2c150, 0x309bd40aa09badfd, 0x6f91a4537f8a277b, 0x037deafc500fd84f, 0x2398c1e924461b5e},  // 84: 10x4099 bf16 weight bf16 plain residual
+    {0x4d4aabd33328cc04, 0x877c12d84092ff1b, 0x2b681ae70c8c6ce3, 0x899b7203fa691b24, 0x28007a94d9d0c3ae},  // 85: 10x8192 bf16 weight bf16 plain residual
+    {0xc6da6d5366f556a9, 0x235a81ee7741df6b, 0xf621204959a3866e, 0x441325ed1e47940d, 0x7d1b0c503e7f22d6},  // 86: 9x16384 fp32 weight bf16 plain residual
+    {0x160e8d800b1d3e4b, 0x203981fb5f1abe0b, 0x21003d3bd359bc35, 0x8681cb5a06db368a, 0x02b676f720a588ff},  // 87: 2x65537 bf16 weight bf16 plain residual
+    {0x414aff3df4fbe8cd, 0xcf460edc3ca962f1, 0xe2b994ed09251313, 0xa6e2bbfc5977a40a, 0x4d36322d0bcedd60},  // 88: 1025x64 bf16 weight bf16 plain residual
+    {0x4f4529686be397cb, 0xfd764d31e758eb67, 0x882c122afcb2b521, 0x970443d314107e75, 0x991cdee2a78919fb},  // 89: 19x300 fp32 weight fp32 tiny residual
+    {0x5a1b46660e8c383c, 0x2018113203b3bf21, 0x565ea6d85c15a774, 0x105dcb2f8f7661e5, 0x32b9f5eafd3c0e51},  // 90: 19x300 bf16 weight bf16 huge residual
+    {0x240f1e17055683ac, 0x92e819bbeeaf52c1, 0x70fb98546455ac29, 0x53c932b216de4fe9, 0x019d7a138015bb65},  // 91: 19x1024 bf16 weight bf16 spiky residual
+    {0x899fee793df4c0c5, 0x200cca0879a95009, 0xc0546c15762be009, 0x0ddf4bd6b854798a, 0xc73c3aae8a955c9b},  // 92: 20x136 fp16 weight fp32 zero_rows residual
+    {0x107a932ae0c69017, 0x94b365c9b0c3874a, 0x336743b82661c915, 0xa8f1d40897fb4721, 0xf62bd156e91bc2c0},  // 93: 20x136 fp32 weight fp32+1 zero_rows residual
 };
 // clang-format on
 

@@ -83,6 +83,34 @@ constexpr GoldenCase kGoldenCases[] = {
     CASE(20, 136, Float16, Float32, false, 1e-12, ZeroRows),
     CASE(20, 136, Float32, Float32, true, 1.2e-6, ZeroRows),
 #undef CASE
+// With a residual.
+#define CASE(rows, hidden, x, weight, zero_centered, eps, kind) \
+  {rows, hidden, DType::k##x, DType::k##weight, zero_centered, eps, GoldenKind::k##kind, true}
+    CASE(19, 128, BFloat16, BFloat16, false, 1e-5, Plain),
+    CASE(19, 128, BFloat16, Float32, true, 1e-5, Plain),
+    CASE(19, 128, BFloat16, None, false, 1e-5, Plain),
+    CASE(19, 128, Float16, Float16, false, 1e-5, Plain),
+    CASE(19, 128, Float32, Float32, false, 1e-5, Plain),
+    CASE(19, 128, Float32, BFloat16, true, 1e-5, Plain),
+    CASE(19, 128, Float64, Float64, false, 1e-5, Plain),
+    CASE(19, 128, Float64, None, false, 1e-5, Plain),
+    CASE(5, 1, Float32, Float32, false, 1e-6, Plain),
+    CASE(9, 7, BFloat16, Float32, false, 1e-6, Plain),
+    CASE(33, 127, Float16, Float16, true, 1e-6, Plain),
+    CASE(65, 1000, Float32, Float32, false, 1e-6, Plain),
+    CASE(20, 2688, BFloat16, BFloat16, false, 1e-5, Plain),
+    CASE(20, 4096, Float32, Float32, false, 1e-5, Plain),
+    CASE(10, 4099, BFloat16, BFloat16, false, 1e-5, Plain),
+    CASE(10, 8192, BFloat16, BFloat16, false, 1e-5, Plain),
+    CASE(9, 16384, Float32, BFloat16, false, 1e-5, Plain),
+    CASE(2, 65537, BFloat16, BFloat16, false, 1e-5, Plain),
+    CASE(1025, 64, BFloat16, BFloat16, false, 1e-5, Plain),
+    CASE(19, 300, Float32, Float32, false, 0.0, Tiny),
+    CASE(19, 300, BFloat16, BFloat16, false, 1e-5, Huge),
+    CASE(19, 1024, BFloat16, BFloat16, false, 1e-6, Spiky),
+    CASE(20, 136, Float16, Float32, false, 1e-12, ZeroRows),
+    CASE(20, 136, Float32, Float32, true, 1.2e-6, ZeroRows),
+#undef CASE
 };
 
 constexpr int kGoldenCaseCount = sizeof(kGoldenCases) / sizeof(kGoldenCases[0]);

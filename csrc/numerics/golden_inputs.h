@@ -16,7 +16,7 @@ enum class GoldenKind : int32_t {
   kTiny,      // scaled down until squares are subnormal in A (fp16: until x is)
   kHuge,      // scaled up, squares still finite
   kSpiky,     // one element in 64 is 1024 times as large
-  kZeroRows,  // rows 1, 4, 7 ... of x and rows 2, 5, 8 ... of grad_y are +0
+  kZeroRows,  // rows 1, 4, 7 ... of x and residual and rows 2, 5, 8 ... of grad_y are +0
 };
 
 struct GoldenCase {
@@ -27,6 +27,7 @@ struct GoldenCase {
   bool zero_centered_gamma;
   double eps;
   GoldenKind kind;
+  bool residual = false;
 };
 
 struct GoldenDigests {
@@ -34,9 +35,11 @@ struct GoldenDigests {
   uint64_t rstd;
   uint64_t grad_x;
   uint64_t grad_weight;  // 0 without weight
+  uint64_t sum = 0;      // 0 without residual
 };
 
-enum class GoldenStream : uint64_t { kX = 0, kWeight = 1, kGradY = 2 };
+// A case's grad_sum has the hashes of the next case's x.
+enum class GoldenStream : uint64_t { kX = 0, kWeight = 1, kGradY = 2, kResidual = 3, kGradSum = 4 };
 
 // The finalizer of splitmix64.
 AUTOMODEL_NUMERICS constexpr uint64_t mix(uint64_t value) {
@@ -78,10 +81,11 @@ AUTOMODEL_NUMERICS double golden_value(const GoldenCase& c, uint64_t number, Gol
   if (stream == GoldenStream::kWeight) {
     return c.zero_centered_gamma ? value * 0.25 : 1.0 + value * 0.25;
   }
+  if (stream == GoldenStream::kGradSum) return value;
+  const bool is_gradient = stream == GoldenStream::kGradY;
   const uint64_t row = index / static_cast<uint64_t>(c.hidden);
-  if (c.kind == GoldenKind::kZeroRows && row % 3 == (stream == GoldenStream::kX ? 1 : 2))
-    return 0.0;
-  if (stream == GoldenStream::kGradY) return value;
+  if (c.kind == GoldenKind::kZeroRows && row % 3 == (is_gradient ? 2 : 1)) return 0.0;
+  if (is_gradient) return value;
   if (c.kind == GoldenKind::kSpiky && (second & 63) == 0) value *= 1024.0;
   return value * golden_scale(c.kind, dtype);
 }

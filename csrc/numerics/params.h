@@ -36,8 +36,11 @@ AUTOMODEL_NUMERICS int64_t row_offset(const RowLayout& layout, int64_t row) {
 struct ForwardParams {
   const void* x;
   RowLayout x_layout;
+  const void* residual;  // null without residual
+  RowLayout residual_layout;
   const void* weight;  // null without weight
   void* y;             // contiguous
+  void* sum;           // contiguous; null without residual
   void* rstd;          // contiguous; null when nobody asked for it
   int64_t rows;
   int64_t hidden;
@@ -52,7 +55,9 @@ struct ForwardParams {
 struct BackwardParams {
   const void* grad_y;
   RowLayout grad_y_layout;
-  const void* x;
+  const void* grad_sum;  // is added to grad_x; null without, and without grad_x
+  RowLayout grad_sum_layout;
+  const void* x;  // what was normalised: x, or the sum
   RowLayout x_layout;
   const void* weight;  // null without weight
   const void* rstd;    // contiguous

@@ -1,5 +1,5 @@
-// The numerics contract, version 1: every choice that decides a bit of y, rstd, grad_x or
-// grad_weight and that the formula leaves open. docs/numerics.md says the same in prose.
+// The numerics contract, version 1: every choice that decides a bit of y, sum, rstd, grad_x
+// or grad_weight and that the formula leaves open. docs/numerics.md says the same in prose.
 //
 // Types. A is float for x in {bfloat16, float16, float32} and double for float64 x. All arithmetic
 // is IEEE 754 in A, round to nearest even, subnormals kept. Products are rounded on their own
@@ -12,6 +12,12 @@
 //   t      = grad_y * w                                          grad_y without weight
 //   grad_x = round_to<X>(rstd * fma(-xhat, row_sum(t, xhat) / A(N), t))
 //   grad_weight = round_to<W>(column_sum(grad_y, xhat))
+//
+// With a residual the sum is normalised: it takes the place of x above, and what it adds up has one
+// gradient.
+//
+//   sum    = round_to<X>(x + residual)
+//   grad_x = round_to<X>(rstd * fma(-xhat, row_sum(t, xhat) / A(N), t) + grad_sum)
 //
 // row_sum(a, b). A chunk is kSlots consecutive elements. Chunk c belongs to virtual thread c mod T.
 // Thread and slot accumulate acc = fma(a, b, acc) from +0 over their elements in ascending order.

@@ -17,5 +17,10 @@ at::ScalarType accumulate_type(at::ScalarType x_type);
 void check_forward(const char* op, const at::Tensor& x, const OptionalTensor& weight, double eps);
 void check_backward(const at::Tensor& grad_y, const at::Tensor& x, const OptionalTensor& weight,
                     const at::Tensor& rstd, std::array<bool, 2> output_mask);
+void check_add_forward(const char* op, const at::Tensor& x, const at::Tensor& residual,
+                       const OptionalTensor& weight, double eps);
+void check_add_backward(const at::Tensor& grad_y, const at::Tensor& grad_sum, const at::Tensor& sum,
+                        const OptionalTensor& weight, const at::Tensor& rstd,
+                        std::array<bool, 2> output_mask);
 
 }  // namespace automodel::op

@@ -34,6 +34,7 @@ bool join_dims(const at::Tensor& tensor, numerics::RowLayout& layout) {
 
 Rows as_rows(const at::Tensor& tensor) {
   Rows rows;
+  if (!tensor.defined()) return rows;
   const bool unit_stride = tensor.size(-1) == 1 || tensor.stride(-1) == 1;
   if (unit_stride && join_dims(tensor, rows.layout)) {
     rows.tensor = tensor;

@@ -28,7 +28,7 @@ __all__ = [
     "verify",
 ]
 
-_X, _WEIGHT, _GRAD_Y = 0, 1, 2
+_X, _WEIGHT, _GRAD_Y, _RESIDUAL, _GRAD_SUM = range(5)
 _MASK = (1 << 64) - 1
 _BLOCK = 1 << 14
 
@@ -44,23 +44,27 @@ class GoldenCase(NamedTuple):
     zero_centered_gamma: bool
     eps: float
     kind: str
+    residual: bool
     digests: dict[str, int]
 
     def __str__(self) -> str:
         weight = "no" if self.weight_dtype is None else _short(self.weight_dtype)
         centred = ", zero-centred" if self.zero_centered_gamma else ""
+        residual = ", residual" if self.residual else ""
         return (
-            f"golden {self.number}: {_short(self.x_dtype)} x, {weight} weight{centred}, "
+            f"golden {self.number}: {_short(self.x_dtype)} x{residual}, {weight} weight{centred}, "
             f"{self.rows} x {self.hidden}, {self.kind}"
         )
 
 
 class GoldenInputs(NamedTuple):
-    """x and grad_y (rows, hidden), weight (hidden,) or None."""
+    """x and grad_y (rows, hidden), weight (hidden,) or None; residual and grad_sum where given."""
 
     x: Tensor
     weight: Tensor | None
     grad_y: Tensor
+    residual: Tensor | None = None
+    grad_sum: Tensor | None = None
 
 
 class GoldenResult(NamedTuple):
@@ -89,7 +93,8 @@ def cases() -> list[GoldenCase]:
     for record in _C.golden_cases():
         fields = dict(record)
         digests = {
-            name: cast(int, fields.pop(name)) for name in ("y", "rstd", "grad_x", "grad_weight")
+            name: cast(int, fields.pop(name))
+            for name in ("y", "rstd", "grad_x", "grad_weight", "sum")
         }
         dtypes = {
             name: getattr(torch, cast(str, fields.pop(name)), None)
@@ -144,13 +149,13 @@ def _values(case: GoldenCase, stream: int, dtype: torch.dtype, index: Tensor) ->
     if stream == _WEIGHT:
         value = value * 0.25 if case.zero_centered_gamma else 1.0 + value * 0.25
         return value.to(dtype)
-    if stream == _X:
+    if stream in (_X, _RESIDUAL):
         if case.kind == "spiky":
             value = torch.where((second & 63) == 0, value * 1024.0, value)
         value = value * _scale(case.kind, dtype)
-    if case.kind == "zero_rows":
+    if case.kind == "zero_rows" and stream != _GRAD_SUM:
         row = torch.div(index, case.hidden, rounding_mode="floor")
-        value = torch.where(row % 3 == (1 if stream == _X else 2), 0.0, value)
+        value = torch.where(row % 3 == (2 if stream == _GRAD_Y else 1), 0.0, value)
     return value.to(dtype)
 
 
@@ -163,10 +168,14 @@ def inputs(case: GoldenCase) -> GoldenInputs:
     """The case's tensors, on the CPU."""
     shape = (case.rows, case.hidden)
     x, grad_y = (_stream(case, stream, case.x_dtype, *shape) for stream in (_X, _GRAD_Y))
-    weight = None
+    weight = residual = grad_sum = None
     if case.weight_dtype is not None:
         weight = _stream(case, _WEIGHT, case.weight_dtype, case.hidden)
-    return GoldenInputs(x, weight, grad_y)
+    if case.residual:
+        residual, grad_sum = (
+            _stream(case, stream, case.x_dtype, *shape) for stream in (_RESIDUAL, _GRAD_SUM)
+        )
+    return GoldenInputs(x, weight, grad_y, residual, grad_sum)
 
 
 def digest(tensor: Tensor | None) -> int:
@@ -183,15 +192,22 @@ def digest(tensor: Tensor | None) -> int:
 
 
 def run_op(case: GoldenCase, given: GoldenInputs) -> Outputs:
-    """y, rstd, grad_x and grad_weight by the two inner ops."""
+    """y, rstd, grad_x and grad_weight by the two inner ops, and sum where there is a residual."""
     ops = torch.ops.automodel
-    y, rstd = ops.rms_norm_forward(given.x, given.weight, case.eps, case.zero_centered_gamma)
-    mask = [True, given.weight is not None]
-    grad_x, grad_weight = ops.rms_norm_backward(
-        given.grad_y, given.x, given.weight, rstd, case.zero_centered_gamma, mask
-    )
-    grads = {"grad_x": grad_x, "grad_weight": grad_weight if mask[1] else None}
-    return {"y": y, "rstd": rstd, **grads}
+    x, weight, grad_y, residual, grad_sum = given
+    how = (case.eps, case.zero_centered_gamma)
+    mask = [True, weight is not None]
+    outputs: Outputs = {}
+    if residual is None:
+        y, rstd = ops.rms_norm_forward(x, weight, *how)
+        grads = ops.rms_norm_backward(grad_y, x, weight, rstd, how[1], mask)
+    else:
+        y, outputs["sum"], rstd = ops.add_rms_norm_forward(x, residual, weight, *how)
+        grads = ops.add_rms_norm_backward(
+            grad_y, grad_sum, outputs["sum"], weight, rstd, how[1], mask
+        )
+    grad_weight = grads[1] if mask[1] else None
+    return {"y": y, "rstd": rstd, "grad_x": grads[0], "grad_weight": grad_weight, **outputs}
 
 
 def verify(
@@ -203,13 +219,12 @@ def verify(
 
     Args:
         run: takes a case and its inputs on `device`, returns outputs by name: y, rstd, grad_x,
-            grad_weight.
+            grad_weight, sum.
         device: where the inputs are put.
         only: the cases to run; all by default.
     """
     for case in cases() if only is None else only:
-        x, weight, grad_y = inputs(case)
-        weight = None if weight is None else weight.to(device)
-        given = GoldenInputs(x.to(device), weight, grad_y.to(device))
+        tensors = (tensor if tensor is None else tensor.to(device) for tensor in inputs(case))
+        given = GoldenInputs(*tensors)  # type: ignore[arg-type]
         for output, tensor in run(case, given).items():
             yield GoldenResult(case, output, digest(tensor), case.digests[output])

@@ -1,4 +1,4 @@
-"""The op as a function, and what is known about this build."""
+"""The ops as functions, and what is known about this build."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from automodel_rms_norm._library import LIBRARY_PATH
 
 from automodel_rms_norm import _C  # isort: skip  (needs the op library)
 
-__all__ = ["build_info", "rms_norm"]
+__all__ = ["add_rms_norm", "build_info", "rms_norm"]
 
 
 def rms_norm(
@@ -40,6 +40,42 @@ def rms_norm(
     forward-mode AD raise an error that names the op.
     """
     return cast(Tensor, torch.ops.automodel.rms_norm.default(x, weight, eps, zero_centered_gamma))
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    zero_centered_gamma: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``sum = x + residual`` and ``y = rms_norm(sum, weight, eps, zero_centered_gamma)`` in one op.
+
+    The sum is rounded to x's dtype, and it is the rounded sum that is normalised, stored for the
+    backward pass and returned: y has the bits of :func:`rms_norm` on it. In the backward pass the
+    gradient of sum is added in float32 (float64 for float64 x) before the gradient is rounded once.
+
+    Args:
+        x: (..., hidden), bfloat16, float16, float32 or float64; any strides.
+        residual: of x's shape, dtype and device; any strides.
+        weight: (hidden,) or None. bfloat16, float16 or float32; float64 too for float64 x.
+        eps: finite and not negative.
+        zero_centered_gamma: the gain w is ``weight + 1`` (added in float32) instead of ``weight``.
+
+    Returns:
+        y and sum, of x's shape and dtype, contiguous, also under autocast.
+
+    Raises:
+        RuntimeError, TypeError, ValueError or NotImplementedError: naming the argument and both
+        values.
+
+    Differentiable once with respect to x, residual (which have one gradient) and weight in reverse
+    mode. Second derivatives and forward-mode AD raise an error that names the op.
+    """
+    outputs = torch.ops.automodel.add_rms_norm.default(
+        x, residual, weight, eps, zero_centered_gamma
+    )
+    return cast("tuple[Tensor, Tensor]", outputs)
 
 
 def build_info() -> dict[str, Any]:

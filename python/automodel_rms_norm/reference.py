@@ -13,7 +13,15 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-__all__ = ["rms_norm", "rms_norm_backward", "rms_norm_forward", "virtual_threads"]
+__all__ = [
+    "add_rms_norm",
+    "add_rms_norm_backward",
+    "add_rms_norm_forward",
+    "rms_norm",
+    "rms_norm_backward",
+    "rms_norm_forward",
+    "virtual_threads",
+]
 
 SLOTS = 8
 GROUP = 32
@@ -180,6 +188,7 @@ def rms_norm_backward(
     weight: Tensor | None,
     rstd: Tensor,
     zero_centered_gamma: bool = False,
+    grad_sum: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """grad_x and grad_weight of the contract.
 
@@ -189,6 +198,7 @@ def rms_norm_backward(
         weight: (hidden,) or None.
         rstd: x.shape[:-1], dtype A, as :func:`rms_norm_forward` returned it.
         zero_centered_gamma: the gain is weight + 1.
+        grad_sum: (..., hidden), added to grad_x before it is rounded; None where x was no sum.
 
     Returns:
         grad_x of x's shape and dtype, and grad_weight of weight's (None without weight), on the
@@ -201,7 +211,57 @@ def rms_norm_backward(
     if weight is not None:
         t = grads * _gain(weight, rows.dtype, zero_centered_gamma)
     mean = row_sum(t, xhat) / torch.tensor(x.shape[-1], dtype=rows.dtype)
-    grad_x = round_to(factor * fma(-xhat, mean[:, None].expand_as(t), t), x.dtype).reshape(x.shape)
+    grad_x = factor * fma(-xhat, mean[:, None].expand_as(t), t)
+    if grad_sum is not None:
+        grad_x = grad_x + _rows(grad_sum)
+    grad_x = round_to(grad_x, x.dtype).reshape(x.shape)
     if weight is None:
         return grad_x, None
     return grad_x, round_to(column_sum(grads, xhat), weight.dtype)
+
+
+def add_rms_norm_forward(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    zero_centered_gamma: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, sum and rstd of the contract.
+
+    Args:
+        x: (..., hidden), bfloat16, float16, float32 or float64, any device.
+        residual: x's shape and dtype.
+        weight: (hidden,) or None.
+        eps: added to the mean of squares in A.
+        zero_centered_gamma: the gain is weight + 1.
+
+    Returns:
+        y and sum of x's shape and dtype, and rstd of shape x.shape[:-1] and dtype A, on the CPU.
+    """
+    total = round_to(_rows(x) + _rows(residual), x.dtype).reshape(x.shape)
+    y, rstd = rms_norm_forward(total, weight, eps, zero_centered_gamma)
+    return y, total, rstd
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    zero_centered_gamma: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """y and sum of the contract; see :func:`add_rms_norm_forward`."""
+    return add_rms_norm_forward(x, residual, weight, eps, zero_centered_gamma)[:2]
+
+
+def add_rms_norm_backward(
+    grad_y: Tensor,
+    grad_sum: Tensor,
+    sum: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    zero_centered_gamma: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of x and of residual, and grad_weight; see :func:`rms_norm_backward`."""
+    return rms_norm_backward(grad_y, sum, weight, rstd, zero_centered_gamma, grad_sum)

@@ -42,6 +42,7 @@ inline ::testing::AssertionResult same_bits(const Bytes& got, const Bytes& expec
 }
 
 inline void expect_same(const GoldenCase& c, const Outputs& got, const Outputs& expected) {
+  EXPECT_TRUE(same_bits(got.sum, expected.sum, c.x_dtype)) << "sum";
   EXPECT_TRUE(same_bits(got.y, expected.y, c.x_dtype)) << "y";
   EXPECT_TRUE(same_bits(got.rstd, expected.rstd, accumulate_dtype(c))) << "rstd";
   EXPECT_TRUE(same_bits(got.grad_x, expected.grad_x, c.x_dtype)) << "grad_x";

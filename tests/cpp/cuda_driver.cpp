@@ -45,7 +45,7 @@ class DeviceBuffer {
 struct Variant {
   const char* name;
   int64_t shift;  // elements before the first row, which takes its alignment
-  int64_t gap;    // elements after each row of x and grad_y
+  int64_t gap;    // elements after each row of the inputs
   bool want_grad_x;
   bool want_grad_weight;
 };
@@ -91,31 +91,42 @@ Outputs run_on_device(const GoldenCase& c, const Inputs& inputs, const Variant& 
   Variant dense = variant;
   dense.gap = 0;
   const DType a = accumulate_dtype(c);
+  const DType added = c.residual ? c.x_dtype : DType::kNone;
   DeviceRows x(c.x_dtype, c.rows, c.hidden, variant);
   DeviceRows grad_y(c.x_dtype, c.rows, c.hidden, variant);
+  DeviceRows residual(added, c.rows, c.hidden, variant);
+  DeviceRows grad_sum(added, c.rows, c.hidden, variant);
   DeviceRows weight(c.weight_dtype, 1, c.hidden, dense);
   DeviceRows y(c.x_dtype, c.rows, c.hidden, dense);
   DeviceRows rstd(a, 1, c.rows, dense);
   DeviceRows grad_x(c.x_dtype, c.rows, c.hidden, dense);
   DeviceRows grad_weight(c.weight_dtype, 1, c.hidden, dense);
+  DeviceRows sum(added, c.rows, c.hidden, dense);
   x.upload(inputs.x);
   grad_y.upload(inputs.grad_y);
+  residual.upload(inputs.residual);
+  grad_sum.upload(inputs.grad_sum);
   weight.upload(inputs.weight);
 
   const Pointers p{x.data(),
                    weight.data(),
                    grad_y.data(),
+                   residual.data(),
+                   grad_sum.data(),
                    y.data(),
                    rstd.data(),
                    variant.want_grad_x ? grad_x.data() : nullptr,
-                   variant.want_grad_weight ? grad_weight.data() : nullptr};
+                   variant.want_grad_weight ? grad_weight.data() : nullptr,
+                   sum.data()};
   auto forward = forward_params(c, p);
   forward.x_layout.strides[0] += variant.gap;
+  forward.residual_layout.strides[0] += variant.gap;
   CHECK_CUDA(cuda::launch_forward(forward, nullptr));
 
   auto backward = backward_params(c, p, 1);
-  backward.x_layout.strides[0] += variant.gap;
+  if (!c.residual) backward.x_layout.strides[0] += variant.gap;
   backward.grad_y_layout.strides[0] += variant.gap;
+  backward.grad_sum_layout.strides[0] += variant.gap;
   backward.unit_leaves = cuda::choose_unit_leaves(backward);
   const int64_t leaves = numerics::leaves_in(c.rows);
   backward.units = (leaves + backward.unit_leaves - 1) / backward.unit_leaves;
@@ -128,6 +139,7 @@ Outputs run_on_device(const GoldenCase& c, const Inputs& inputs, const Variant& 
   Outputs outputs = make_outputs(c);
   y.download(outputs.y);
   rstd.download(outputs.rstd);
+  sum.download(outputs.sum);
   if (variant.want_grad_x) grad_x.download(outputs.grad_x);
   if (variant.want_grad_weight) grad_weight.download(outputs.grad_weight);
   return outputs;
@@ -136,6 +148,7 @@ Outputs run_on_device(const GoldenCase& c, const Inputs& inputs, const Variant& 
 // The name of the first output whose digest differs, null if none does.
 const char* first_difference(const GoldenDigests& got, const GoldenDigests& expected,
                              const Variant& variant) {
+  if (got.sum != expected.sum) return "sum";
   if (got.y != expected.y) return "y";
   if (got.rstd != expected.rstd) return "rstd";
   if (variant.want_grad_x && got.grad_x != expected.grad_x) return "grad_x";

@@ -28,6 +28,8 @@ struct Inputs {
   Bytes x;
   Bytes weight;  // empty without weight
   Bytes grad_y;
+  Bytes residual;  // empty without residual
+  Bytes grad_sum;  // empty without residual
 };
 
 struct Outputs {
@@ -35,6 +37,7 @@ struct Outputs {
   Bytes rstd;
   Bytes grad_x;
   Bytes grad_weight;  // empty without weight
+  Bytes sum;          // empty without residual
 };
 
 inline size_t size_of(DType dtype) {
@@ -74,13 +77,22 @@ inline Bytes make_stream(const GoldenCase& c, uint64_t number, GoldenStream stre
 }
 
 inline Inputs make_inputs(const GoldenCase& c, uint64_t number) {
-  return {make_stream(c, number, GoldenStream::kX), make_stream(c, number, GoldenStream::kWeight),
-          make_stream(c, number, GoldenStream::kGradY)};
+  Inputs inputs{make_stream(c, number, GoldenStream::kX),
+                make_stream(c, number, GoldenStream::kWeight),
+                make_stream(c, number, GoldenStream::kGradY),
+                {},
+                {}};
+  if (c.residual) {
+    inputs.residual = make_stream(c, number, GoldenStream::kResidual);
+    inputs.grad_sum = make_stream(c, number, GoldenStream::kGradSum);
+  }
+  return inputs;
 }
 
 inline Outputs make_outputs(const GoldenCase& c) {
   return {buffer(c.x_dtype, c.rows * c.hidden), buffer(accumulate_dtype(c), c.rows),
-          buffer(c.x_dtype, c.rows * c.hidden), buffer(c.weight_dtype, c.hidden)};
+          buffer(c.x_dtype, c.rows * c.hidden), buffer(c.weight_dtype, c.hidden),
+          buffer(c.residual ? c.x_dtype : DType::kNone, c.rows * c.hidden)};
 }
 
 inline numerics::RowLayout contiguous_rows(const GoldenCase& c) {
@@ -92,29 +104,38 @@ struct Pointers {
   const void* x;
   const void* weight;
   const void* grad_y;
+  const void* residual;
+  const void* grad_sum;
   void* y;
   void* rstd;
   void* grad_x;
   void* grad_weight;
+  void* sum;
 };
 
 inline Pointers pointers(const Inputs& in, Outputs& out) {
-  const auto or_null = [](auto* data, bool empty) { return empty ? nullptr : data; };
+  const auto data_or_null = [](auto& bytes) { return bytes.empty() ? nullptr : bytes.data(); };
   return {in.x.data(),
-          or_null(in.weight.data(), in.weight.empty()),
+          data_or_null(in.weight),
           in.grad_y.data(),
+          data_or_null(in.residual),
+          data_or_null(in.grad_sum),
           out.y.data(),
           out.rstd.data(),
           out.grad_x.data(),
-          or_null(out.grad_weight.data(), out.grad_weight.empty())};
+          data_or_null(out.grad_weight),
+          data_or_null(out.sum)};
 }
 
 inline numerics::ForwardParams forward_params(const GoldenCase& c, const Pointers& p) {
   numerics::ForwardParams params{};
   params.x = p.x;
   params.x_layout = contiguous_rows(c);
+  params.residual = p.residual;
+  params.residual_layout = contiguous_rows(c);
   params.weight = p.weight;
   params.y = p.y;
+  params.sum = p.sum;
   params.rstd = p.rstd;
   params.rows = c.rows;
   params.hidden = c.hidden;
@@ -131,7 +152,9 @@ inline numerics::BackwardParams backward_params(const GoldenCase& c, const Point
   numerics::BackwardParams params{};
   params.grad_y = p.grad_y;
   params.grad_y_layout = contiguous_rows(c);
-  params.x = p.x;
+  params.grad_sum = p.grad_sum;
+  params.grad_sum_layout = contiguous_rows(c);
+  params.x = c.residual ? p.sum : p.x;
   params.x_layout = contiguous_rows(c);
   params.weight = p.weight;
   params.rstd = p.rstd;
@@ -182,7 +205,8 @@ inline uint64_t digest_of(const Bytes& bytes, DType dtype) {
 
 inline GoldenDigests digests_of(const GoldenCase& c, const Outputs& outputs) {
   return {digest_of(outputs.y, c.x_dtype), digest_of(outputs.rstd, accumulate_dtype(c)),
-          digest_of(outputs.grad_x, c.x_dtype), digest_of(outputs.grad_weight, c.weight_dtype)};
+          digest_of(outputs.grad_x, c.x_dtype), digest_of(outputs.grad_weight, c.weight_dtype),
+          digest_of(outputs.sum, c.x_dtype)};
 }
 
 inline std::string name_of(const GoldenCase& c, int64_t number) {
@@ -191,7 +215,7 @@ inline std::string name_of(const GoldenCase& c, int64_t number) {
   return std::to_string(number) + ": " + std::to_string(c.rows) + "x" + std::to_string(c.hidden) +
          " " + kDTypes[static_cast<int>(c.x_dtype)] + " weight " +
          kDTypes[static_cast<int>(c.weight_dtype)] + (c.zero_centered_gamma ? "+1 " : " ") +
-         kKinds[static_cast<int>(c.kind)];
+         kKinds[static_cast<int>(c.kind)] + (c.residual ? " residual" : "");
 }
 
 }  // namespace automodel::testing

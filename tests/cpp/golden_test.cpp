@@ -18,6 +18,7 @@ TEST_P(Golden, Digests) {
     SCOPED_TRACE(name_of(c, number));
     const GoldenDigests got = digests_of(c, run(kernels(), c, make_inputs(c, number)));
     const GoldenDigests& expected = numerics::kGoldenDigests[number];
+    EXPECT_EQ(got.sum, expected.sum);
     EXPECT_EQ(got.y, expected.y);
     EXPECT_EQ(got.rstd, expected.rstd);
     EXPECT_EQ(got.grad_x, expected.grad_x);
@@ -32,6 +33,7 @@ TEST(GoldenCases, AllHaveDigests) {
     EXPECT_TRUE(digests.y != 0 && digests.rstd != 0 && digests.grad_x != 0) << number;
     const bool has_weight = numerics::kGoldenCases[number].weight_dtype != DType::kNone;
     EXPECT_EQ(digests.grad_weight != 0, has_weight) << number;
+    EXPECT_EQ(digests.sum != 0, numerics::kGoldenCases[number].residual) << number;
   }
 }
 

@@ -17,16 +17,16 @@ int main() {
       "\n"
       "// clang-format off\n"
       "constexpr GoldenDigests kGoldenDigests[kGoldenCaseCount] = {\n"
-      "    // y, rstd, grad_x, grad_weight\n",
+      "    // y, rstd, grad_x, grad_weight; sum with a residual\n",
       numerics::kContractVersion);
   for (int number = 0; number < numerics::kGoldenCaseCount; ++number) {
     const testing::GoldenCase& c = numerics::kGoldenCases[number];
     const auto digests = testing::digests_of(
         c, testing::run(cpu::kScalarKernels, c, testing::make_inputs(c, number)));
-    std::printf("    {0x%016" PRIx64 ", 0x%016" PRIx64 ", 0x%016" PRIx64 ", 0x%016" PRIx64
-                "},  // %s\n",
-                digests.y, digests.rstd, digests.grad_x, digests.grad_weight,
-                testing::name_of(c, number).c_str());
+    std::printf("    {0x%016" PRIx64 ", 0x%016" PRIx64 ", 0x%016" PRIx64 ", 0x%016" PRIx64,
+                digests.y, digests.rstd, digests.grad_x, digests.grad_weight);
+    if (c.residual) std::printf(", 0x%016" PRIx64, digests.sum);
+    std::printf("},  // %s\n", testing::name_of(c, number).c_str());
   }
   std::printf(
       "};\n"

@@ -8,6 +8,7 @@
 #include "bits.h"
 #include "golden_run.h"
 #include "isas.h"
+#include "numerics/arithmetic.h"
 #include "problems.h"
 
 namespace automodel::testing {
@@ -40,16 +41,51 @@ TEST_P(Kernels, GiveTheScalarBitsAtRandomWidths) {
   }
 }
 
+// With a residual: what the sum, normalised on its own, gives.
+TEST_P(Kernels, NormaliseTheSum) {
+  for (const int64_t hidden : kWidths) {
+    for (GoldenCase c : every_dtype(11, hidden)) {
+      if (!c.residual) continue;
+      SCOPED_TRACE(name_of(c, 0));
+      Inputs inputs = make_inputs(c, 14);
+      const Outputs got = run(kernels(), c, inputs);
+      numerics::visit_x(c.x_dtype, [&](auto type) {
+        using X = typename decltype(type)::type;
+        using A = numerics::Accumulate<X>;
+        for (size_t at = 0; at < inputs.x.size(); at += sizeof(X)) {
+          X x, residual;
+          memcpy(&x, inputs.x.data() + at, sizeof(X));
+          memcpy(&residual, inputs.residual.data() + at, sizeof(X));
+          const X sum = numerics::round_to<X>(
+              numerics::add(numerics::to_accumulate<A>(x), numerics::to_accumulate<A>(residual)));
+          memcpy(inputs.x.data() + at, &sum, sizeof(X));
+        }
+      });
+      c.residual = false;
+      inputs.residual.clear();
+      inputs.grad_sum.clear();
+      const Outputs plain = run(kernels(), c, inputs);
+      EXPECT_TRUE(same_bits(got.sum, inputs.x, c.x_dtype)) << "sum";
+      EXPECT_TRUE(same_bits(got.y, plain.y, c.x_dtype)) << "y";
+      EXPECT_TRUE(same_bits(got.rstd, plain.rstd, accumulate_dtype(c))) << "rstd";
+      EXPECT_TRUE(same_bits(got.grad_weight, plain.grad_weight, c.weight_dtype)) << "grad_weight";
+    }
+  }
+}
+
 // All 65536 values, infinities and NaNs among them, as x, weight and grad_y.
 TEST_P(Kernels, GiveTheScalarBitsForEveryPattern) {
-  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-    const GoldenCase c{65536 / 8, 8, dtype, dtype, false, 1e-6, numerics::GoldenKind::kPlain};
+  for (const GoldenCase& c : every_x_dtype(65536 / 8, 8)) {
+    if (size_of(c.x_dtype) != 2) continue;
     Inputs inputs = make_inputs(c, 0);
     for (int pattern = 0; pattern < 65536; ++pattern) {
       const auto bits = static_cast<uint16_t>(pattern);
       const auto mixed = static_cast<uint16_t>(pattern * 40503);
       memcpy(inputs.x.data() + 2 * pattern, &bits, 2);
       memcpy(inputs.grad_y.data() + 2 * pattern, &mixed, 2);
+      if (!c.residual) continue;
+      memcpy(inputs.residual.data() + 2 * pattern, &mixed, 2);
+      memcpy(inputs.grad_sum.data() + 2 * pattern, &bits, 2);
     }
     SCOPED_TRACE(name_of(c, 0));
     expect_same(c, run(kernels(), c, inputs), run(cpu::kScalarKernels, c, inputs));
@@ -71,9 +107,13 @@ TEST_P(Kernels, RowsDoNotDependOnTheirBatch) {
       GoldenCase one = c;
       one.rows = 1;
       for (int64_t row = 0; row < c.rows; ++row) {
+        const auto own = [&](const Bytes& bytes) {
+          return bytes.empty() ? bytes : rows_of(bytes, row_bytes, row, row + 1);
+        };
         const Outputs alone = run(kernels(), one,
-                                  {rows_of(inputs.x, row_bytes, row, row + 1), inputs.weight,
-                                   rows_of(inputs.grad_y, row_bytes, row, row + 1)});
+                                  {own(inputs.x), inputs.weight, own(inputs.grad_y),
+                                   own(inputs.residual), own(inputs.grad_sum)});
+        EXPECT_EQ(alone.sum, own(all.sum)) << row;
         EXPECT_EQ(alone.y, rows_of(all.y, row_bytes, row, row + 1)) << row;
         EXPECT_EQ(alone.rstd, rows_of(all.rstd, a_bytes, row, row + 1)) << row;
         EXPECT_EQ(alone.grad_x, rows_of(all.grad_x, row_bytes, row, row + 1)) << row;

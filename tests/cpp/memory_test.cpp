@@ -75,26 +75,39 @@ TEST_P(Memory, StridesDoNotChangeBits) {
         Inputs inputs = make_inputs(c, 10);
         const size_t size = size_of(c.x_dtype);
         const int64_t row_bytes = static_cast<int64_t>(size) * hidden;
-        const Bytes x = scatter(inputs.x, size, layout, hidden, 1);
-        const Bytes grad_y = scatter(inputs.grad_y, size, layout, hidden, 1);
-        // What the layout makes of it: rows at one place are the last one that was written there.
-        for (int64_t row = 0; row < c.rows; ++row) {
-          const int64_t at = static_cast<int64_t>(size) * (1 + numerics::row_offset(layout, row));
-          std::copy_n(x.begin() + at, row_bytes, inputs.x.begin() + row * row_bytes);
-          std::copy_n(grad_y.begin() + at, row_bytes, inputs.grad_y.begin() + row * row_bytes);
-        }
+        // Scatters the rows, and leaves in their place what the layout makes of them: rows at one
+        // place are the last one that was written there.
+        const auto scattered = [&](Bytes& rows) {
+          if (rows.empty()) return rows;
+          Bytes result = scatter(rows, size, layout, hidden, 1);
+          for (int64_t row = 0; row < c.rows; ++row) {
+            const int64_t at = static_cast<int64_t>(size) * (1 + numerics::row_offset(layout, row));
+            std::copy_n(result.begin() + at, row_bytes, rows.begin() + row * row_bytes);
+          }
+          return result;
+        };
+        const Bytes x = scattered(inputs.x);
+        const Bytes grad_y = scattered(inputs.grad_y);
+        const Bytes residual = scattered(inputs.residual);
+        const Bytes grad_sum = scattered(inputs.grad_sum);
         const Outputs expected = run(kernels(), c, inputs);
 
         Outputs got = make_outputs(c);
         Pointers p = pointers(inputs, got);
         p.x = x.data() + size;
         p.grad_y = grad_y.data() + size;
+        if (c.residual) {
+          p.residual = residual.data() + size;
+          p.grad_sum = grad_sum.data() + size;
+        }
         auto forward = forward_params(c, p);
         forward.x_layout = layout;
+        forward.residual_layout = layout;
         kernels().forward(forward, 0, c.rows);
         auto backward = backward_params(c, p, 1);
-        backward.x_layout = layout;
+        if (!c.residual) backward.x_layout = layout;
         backward.grad_y_layout = layout;
+        backward.grad_sum_layout = layout;
         run_backward(kernels(), backward);
         expect_same(c, got, expected);
       }
@@ -176,15 +189,19 @@ TEST_P(Memory, WritesTheAskedRowsAlone) {
         Pointers p = pointers(inputs, rest);
         p.y = y.data();
         p.rstd = rstd.data();
+        Guarded sum(c.x_dtype, c.rows * hidden, shift);
+        if (c.residual) p.sum = sum.data();
         kernels().forward(forward_params(c, p), 3, 20);
         y.expect_written(3 * hidden, 20 * hidden, "y");
         rstd.expect_written(3, 20, "rstd");
+        sum.expect_written(c.residual ? 3 * hidden : 0, c.residual ? 20 * hidden : 0, "sum");
 
         const Outputs full = run(kernels(), c, inputs);
         const bool has_weight = p.weight != nullptr;
         Guarded grad_x(c.x_dtype, c.rows * hidden, shift);
         Guarded grad_weight(c.weight_dtype == DType::kNone ? a : c.weight_dtype, hidden, shift);
         p.rstd = const_cast<unsigned char*>(full.rstd.data());
+        p.sum = const_cast<unsigned char*>(full.sum.data());
         p.grad_x = grad_x.data();
         p.grad_weight = has_weight ? grad_weight.data() : nullptr;
         auto params = backward_params(c, p, 2);  // 3 units: 16, 16 and 11 rows
@@ -219,33 +236,35 @@ TEST_P(Memory, AlignmentDoesNotChangeBits) {
           return result;
         };
         const DType a = accumulate_dtype(c);
+        const DType added = c.residual ? c.x_dtype : DType::kNone;
         const Inputs in{moved(inputs.x, c.x_dtype), moved(inputs.weight, c.weight_dtype),
-                        moved(inputs.grad_y, c.x_dtype)};
+                        moved(inputs.grad_y, c.x_dtype), moved(inputs.residual, added),
+                        moved(inputs.grad_sum, added)};
         Outputs out{moved(expected.y, c.x_dtype), moved(expected.rstd, a),
-                    moved(expected.grad_x, c.x_dtype), moved(expected.grad_weight, c.weight_dtype)};
-        for (Bytes* bytes : {&out.y, &out.rstd, &out.grad_x, &out.grad_weight}) {
-          std::fill(bytes->begin(), bytes->end(), 0xff);
-        }
-        const size_t x_shift = shift * size_of(c.x_dtype);
-        const size_t a_shift = shift * size_of(a);
-        const size_t w_shift = shift * size_of(c.weight_dtype);
-        Pointers p{in.x.data() + x_shift,
-                   nullptr,
-                   in.grad_y.data() + x_shift,
-                   out.y.data() + x_shift,
-                   out.rstd.data() + a_shift,
-                   out.grad_x.data() + x_shift,
-                   nullptr};
-        if (w_shift != 0) {
-          p.weight = in.weight.data() + w_shift;
-          p.grad_weight = out.grad_weight.data() + w_shift;
-        }
+                    moved(expected.grad_x, c.x_dtype), moved(expected.grad_weight, c.weight_dtype),
+                    moved(expected.sum, added)};
+        const std::pair<Bytes*, DType> outputs[] = {{&out.y, c.x_dtype},
+                                                    {&out.rstd, a},
+                                                    {&out.grad_x, c.x_dtype},
+                                                    {&out.grad_weight, c.weight_dtype},
+                                                    {&out.sum, added}};
+        for (auto [bytes, dtype] : outputs) std::fill(bytes->begin(), bytes->end(), 0xff);
+        Pointers p = pointers(in, out);
+        const auto move = [&](auto& pointer, DType dtype) {
+          if (pointer == nullptr) return;
+          const auto* bytes = static_cast<const unsigned char*>(pointer) + shift * size_of(dtype);
+          pointer = const_cast<unsigned char*>(bytes);
+        };
+        for (const void** x : {&p.x, &p.grad_y, &p.residual, &p.grad_sum}) move(*x, c.x_dtype);
+        for (void** x : {&p.y, &p.grad_x, &p.sum}) move(*x, c.x_dtype);
+        move(p.rstd, a);
+        move(p.weight, c.weight_dtype);
+        move(p.grad_weight, c.weight_dtype);
         kernels().forward(forward_params(c, p), 0, c.rows);
         run_backward(kernels(), backward_params(c, p, 1));
-        for (auto [bytes, size] :
-             {std::pair{&out.y, x_shift}, std::pair{&out.rstd, a_shift},
-              std::pair{&out.grad_x, x_shift}, std::pair{&out.grad_weight, w_shift}}) {
-          bytes->erase(bytes->begin(), bytes->begin() + static_cast<std::ptrdiff_t>(size));
+        for (auto [bytes, dtype] : outputs) {
+          bytes->erase(bytes->begin(),
+                       bytes->begin() + static_cast<std::ptrdiff_t>(shift * size_of(dtype)));
         }
         expect_same(c, out, expected);
       }

@@ -7,7 +7,8 @@
 
 namespace automodel::testing {
 
-// Every pair of dtypes that the op takes, with both meanings of the weight.
+// Every pair of dtypes that the op takes, with both meanings of the weight, without and with a
+// residual.
 inline std::vector<GoldenCase> every_dtype(int64_t rows, int64_t hidden) {
   std::vector<GoldenCase> problems;
   for (DType x : {DType::kBFloat16, DType::kFloat16, DType::kFloat32, DType::kFloat64}) {
@@ -16,19 +17,23 @@ inline std::vector<GoldenCase> every_dtype(int64_t rows, int64_t hidden) {
       if (weight == DType::kFloat64 && x != DType::kFloat64) continue;
       for (bool zero_centered : {false, true}) {
         if (weight == DType::kNone && zero_centered) continue;
-        problems.push_back(
-            {rows, hidden, x, weight, zero_centered, 1e-6, numerics::GoldenKind::kPlain});
+        for (bool residual : {false, true}) {
+          problems.push_back({rows, hidden, x, weight, zero_centered, 1e-6,
+                              numerics::GoldenKind::kPlain, residual});
+        }
       }
     }
   }
   return problems;
 }
 
-// One problem for each type of x, weights of the same type.
+// Each type of x with a weight of the same type, without and with a residual.
 inline std::vector<GoldenCase> every_x_dtype(int64_t rows, int64_t hidden) {
   std::vector<GoldenCase> problems;
   for (DType x : {DType::kBFloat16, DType::kFloat16, DType::kFloat32, DType::kFloat64}) {
-    problems.push_back({rows, hidden, x, x, false, 1e-6, numerics::GoldenKind::kPlain});
+    for (bool residual : {false, true}) {
+      problems.push_back({rows, hidden, x, x, false, 1e-6, numerics::GoldenKind::kPlain, residual});
+    }
   }
   return problems;
 }

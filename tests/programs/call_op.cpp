@@ -1,5 +1,5 @@
-// call_op LIBRARY INPUTS OUTPUTS: y, grad_x and grad_weight of x, weight, grad_y, through the
-// public header. The files are Python's torch.save and torch.load of a tuple of tensors.
+// call_op LIBRARY INPUTS OUTPUTS: y, grad_x and grad_weight of x, weight, grad_y, and the same and
+// sum with x as the residual of itself, through the public header. The files are Python's torch.save and torch.load of a tuple of tensors.
 #include <automodel/rms_norm.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -37,5 +37,8 @@ int main(int argc, char** argv) {
     outputs.insert(outputs.end(), {y.detach(), grads[0], grads[1]});
   }
   outputs.push_back(automodel::rms_norm(x.detach(), std::nullopt, kEps));
+  const auto [y, sum] = automodel::add_rms_norm(x, x.detach(), weight, kEps);
+  const auto grads = torch::autograd::grad({y, sum}, {x, weight}, {inputs[2], inputs[2]});
+  outputs.insert(outputs.end(), {y.detach(), sum.detach(), grads[0], grads[1]});
   program::save(argv[3], outputs);
 }
