@@ -61,14 +61,14 @@ def blocks(names: list[str] | None) -> dict[str, Block]:
         return F.linear(y, linear), total
 
     result = {name: with_norm(norm) for name, norm in norm_functions(names).items()}
-    extra = {"op_add": with_add, "linear": with_norm(lambda x, weight, eps: x)}
-    result |= {name: block for name, block in extra.items() if names is None or name in names}
-    return result
+    if names is None or "op_add" in names:
+        result["op_add"] = with_add
+    return {**result, "linear": with_norm(lambda x, weight, eps: x)}
 
 
 def measure(case: Case, arguments: argparse.Namespace) -> Iterator[Record]:
     device = arguments.device
-    problems = [make_problem(*case, Variant(), device, seed) for seed in range(SETS)]
+    problems = [make_problem(*case, Variant(), device, seed, adds=True) for seed in range(SETS)]
     matrix = torch.randn(case.hidden, case.hidden, device=device) / case.hidden**0.5
     linear = nn.Parameter(matrix.to(torch.bfloat16))
     compared = blocks(arguments.impls)
@@ -120,27 +120,23 @@ def tables(records: list[Record]) -> list[Table]:
 
 
 def panels(records: list[Record]) -> list[Panel]:
-    """Each block's time over that of the matrix products alone."""
-    linear = {harness.identity({**r, "impl": ""}): r["us"] for r in select(records, impl="linear")}
-    timed = [r for r in records if r["us"] is not None and linear]
-    labelled = [
-        {**r, "shape": f"{r['rows']} × {r['hidden']}", "impl": r["impl"]}
-        for r in timed
-        if r["impl"] != "linear"
-    ]
+    """What each block takes above the matrix products alone."""
+    linear = {shape(r): r["us"] for r in select(records, impl="linear")}
+    others = [r for r in records if r["us"] is not None and r["impl"] != "linear"]
+    shown = [{**r, "shape": f"{r['rows']} × {r['hidden']}"} for r in others]
     return [
         Panel(
             what,
             "",
             "us above the linear layer alone",
-            harness.points(
-                select(labelled, what=what),
-                "shape",
-                lambda r: r["us"] - linear[harness.identity({**r, "impl": ""})],
-            ),
+            harness.points(select(shown, what=what), "shape", lambda r: r["us"] - linear[shape(r)]),
         )
-        for what in distinct(labelled, "what")
+        for what in distinct(shown, "what")
     ]
+
+
+def shape(record: Record) -> tuple[object, ...]:
+    return record["what"], record["rows"], record["hidden"]
 
 
 PROGRAM = Program("block", __doc__, options, cases, measure, tables, panels, needs_gpu=True)

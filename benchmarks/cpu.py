@@ -93,7 +93,7 @@ CASE = ("what", "x_dtype", "rows", "hidden")
 def tables(records: list[Record]) -> list[Table]:
     threads = distinct(records, "threads")
     return [
-        *(times_table(each, select(records, threads=each)) for each in threads),
+        *(times_table(each, max(threads), select(records, threads=each)) for each in threads),
         scaling_table(records),
     ]
 
@@ -103,7 +103,7 @@ def label(case: tuple) -> str:
     return f"{what}, {dtype}, {rows} × {hidden}"
 
 
-def times_table(threads: int, records: list[Record]) -> Table:
+def times_table(threads: int, most: int, records: list[Record]) -> Table:
     impls = distinct(records, "impl")
     rows, ratios = [], []
     for case in distinct(records, *CASE):
@@ -120,9 +120,10 @@ def times_table(threads: int, records: list[Record]) -> Table:
     if ratios:
         mean = f"{statistics.geometric_mean(ratios):.2f}"
         rows.append(["geometric mean", *[""] * len(impls), mean, ""])
-    columns = ["us of one call", *impls, "fastest other / op", "clone / op"]
+    columns = [f"us with {threads}", *impls, "fastest other / op", "clone / op"]
     plural = "thread" if threads == 1 else "threads"
-    return Table(f"threads_{threads}", f"{threads} {plural}", columns, rows)
+    name = "all" if threads == most > 1 else threads
+    return Table(f"threads_{name}", f"{threads} {plural}", columns, rows)
 
 
 def scaling_table(records: list[Record]) -> Table:

@@ -3,8 +3,8 @@
 Device time of one call in a CUDA graph, for the op alone; each series is fitted by a straight line
 over the bytes that norms.py counts, a constant plus a slope, in relative least squares. A case off
 the line by more than a tenth is a step. Memory is what a call takes from torch's allocator at its
-peak (requested bytes) beyond the outputs y, grad_x and grad_weight: rstd, 4 bytes a row, and the
-partial sums of grad_weight, given as how many float32 rows of x's width they are.
+peak (requested bytes) beyond the outputs y, grad_x and grad_weight: in units of float32 columns,
+as rstd is one, and of float32 rows, as the partial sums of grad_weight are.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from typing import NamedTuple
 import harness
 import torch
 from harness import Panel, Program, Record, Table, distinct, select
-from norms import TENSORS, Variant, implementations, make_call, make_problem
-from timing import Call, build, time_together
+from norms import TENSORS, Variant, make_call, make_problem, op
+from timing import Call, capturable, time_together
 from torch import Tensor
 
 FIXED_HIDDEN = [128, 4096, 16384]
@@ -24,7 +24,9 @@ MOST_ELEMENTS = 1 << 28
 WHAT = ["forward", "backward"]
 VARIANT = Variant()
 BYTES = 1 << 29  # of all inputs of one graph
+MOST_CALLS = 32
 STEP = 0.1
+LARGE = 1 << 24  # elements of x, from which on memory is bounded
 SERIES = {"rows": "hidden", "hidden": "rows"}  # what grows, what is fixed
 
 
@@ -41,7 +43,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def cases(arguments: argparse.Namespace) -> list[Case]:
-    heights = [1 << k for k in range(22)]
+    heights = sorted({1 << k for k in range(22)} | {3 << k for k in range(20)})
     widths = [128 * k for k in range(1, 8)]
     widths += [1 << k for k in range(10, 18)] + [3 << k for k in range(9, 16)]
     widths += [5 << k for k in range(9, 14)] + [7 << k for k in range(9, 14)] + [2688]
@@ -51,24 +53,18 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def measure(case: Case, arguments: argparse.Namespace) -> Iterator[Record]:
-    if arguments.device.type == "cpu":
-        yield from measure_on_stream(case, arguments)
-        return
-    with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
-        yield from measure_on_stream(case, arguments)
-
-
-def measure_on_stream(case: Case, arguments: argparse.Namespace) -> Iterator[Record]:
     device = arguments.device
     tensor_bytes = case.rows * case.hidden * VARIANT.x_dtype.itemsize
-    sets = max(3, min(32, BYTES // (6 * tensor_bytes)))
-    problems = [make_problem(case.rows, case.hidden, VARIANT, device, seed) for seed in range(sets)]
-    [op] = implementations(["op"], device).values()
-    makers = {what: lambda what=what: [make_call(what, op, p) for p in problems] for what in WHAT}
-    calls, why = build(makers, device)
-    times, why_no_graph = time_together(calls, arguments.repeats, device)
-    if failures := {**why, **why_no_graph}:
-        raise RuntimeError(str(failures))
+    sets = max(3, min(MOST_CALLS, BYTES // (3 * tensor_bytes)))
+    shape = (case.rows, case.hidden)
+    with capturable(device):
+        problems = [make_problem(*shape, VARIANT, device, seed) for seed in range(sets)]
+        calls = {what: [make_call(what, op(), p) for p in problems] for what in WHAT}
+        for call in [call for turn in calls.values() for call in turn]:
+            call()
+        times, why = time_together(calls, arguments.repeats, device)
+    if why:
+        raise RuntimeError(str(why))
     for what in WHAT:
         fields = {"what": what, "impl": "op", "mode": f"{case.grows} grow"}
         fields |= {"rows": case.rows, "hidden": case.hidden, **VARIANT.fields()}
@@ -148,21 +144,24 @@ def tables(records: list[Record]) -> list[Table]:
 
 
 def memory(records: list[Record]) -> Table:
+    """The largest for each width, where x has at least LARGE elements."""
     rows = []
-    for r in records:
-        if r.get("extra_bytes") is None:
-            continue
-        rest = r["extra_bytes"] - 4 * r["rows"] * (r["what"] == "forward")
+    large = [r for r in records if r.get("extra_bytes") and r["rows"] * r["hidden"] >= LARGE]
+    for what, hidden in distinct(large, "what", "hidden"):
+        most = max(
+            select(large, what=what, hidden=hidden), key=lambda r: r["extra_bytes"] / r["x_bytes"]
+        )
         rows.append(
             [
-                f"{r['what']}, {r['rows']} × {r['hidden']}",
-                str(r["extra_bytes"]),
-                f"{r['extra_bytes'] / r['x_bytes']:.2%}",
-                f"{rest / (4 * r['hidden']):.0f}",
+                f"{what}, {most['rows']} × {hidden}",
+                str(most["extra_bytes"]),
+                f"{most['extra_bytes'] / most['x_bytes']:.2%}",
+                f"{most['extra_bytes'] / (4 * most['rows']):.2f}",
+                f"{most['extra_bytes'] / (4 * hidden):.2f}",
             ]
         )
-    columns = ["rows × hidden", "extra bytes", "of x", "partial rows"]
-    return Table("memory", "Memory of a call beyond its outputs", columns, rows)
+    columns = ["rows × hidden", "bytes", "of x", "in float32 columns", "in float32 rows"]
+    return Table("memory", "Memory of a call beyond its outputs, at its largest", columns, rows)
 
 
 def panels(records: list[Record]) -> list[Panel]:

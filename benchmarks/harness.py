@@ -143,7 +143,7 @@ class ResultsFile:
         if path is not None and path.exists():
             found = json.loads(path.read_text())
             self.before = found.pop("records")
-            if found != self.head:
+            if comparable(found) != comparable(self.head):
                 raise SystemExit(f"{path} is of another program or environment; move it away")
 
     def write(self, records: list[Record]) -> None:
@@ -154,6 +154,14 @@ class ResultsFile:
         lines = ",\n".join(f"  {json.dumps(record)}" for record in merged.values())
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(f'{head},\n "records": [\n{lines}\n ]\n}}\n')
+
+
+def comparable(head: Record) -> Record:
+    """What two parts of a file must share: beside a GPU, the processor matters little."""
+    environment = dict(head["environment"])
+    for field in ("cpu", "cores", "threads") if environment.get("gpu") else ():
+        environment.pop(field, None)
+    return {**head, "environment": environment}
 
 
 def identity(record: Record) -> tuple[object, ...]:
@@ -263,7 +271,8 @@ def plot(panels: list[Panel], path: Path) -> None:
             )
             draw(axes, panel)
             axes.grid(alpha=0.3)
-            axes.legend(fontsize=6)
+            if panel.series:
+                axes.legend(fontsize=6)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 

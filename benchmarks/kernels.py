@@ -12,7 +12,7 @@ from typing import NamedTuple
 import harness
 import torch
 from harness import Panel, Program, Record, Table, cell, distinct, select
-from norms import TENSORS, Baseline, Variant, implementations, make_problem, makers, op
+from norms import TENSORS, Baseline, Problem, Variant, implementations, make_problem, makers, op
 from timing import build, time_calls
 
 HIDDEN = [128, 256, 512, 1024, 2048, 2688, 3072, 4096, 5120, 6144, 7168, 8192, 12288, 16384]
@@ -62,23 +62,35 @@ def measure(case: Case, arguments: argparse.Namespace) -> Iterator[Record]:
     size = case.variant.x_dtype.itemsize
     rows = max(1, int(arguments.mib * 2**20) // (case.hidden * size))
     device = arguments.device
-    problems = [make_problem(rows, case.hidden, case.variant, device, seed) for seed in range(SETS)]
-    copies = [lambda p=p: p.spare.copy_(p.x.detach()) for p in problems]
+    adds = any(what.startswith("add_") for what in arguments.what)
+    problems = [
+        make_problem(rows, case.hidden, case.variant, device, seed, adds) for seed in range(SETS)
+    ]
     for what in arguments.what:
-        calls, why = build(makers(what, case.implementations, problems), device)
-        times = time_calls({"copy": copies, **calls}, arguments.repeats, device)
+        yield from measure_one(what, case, problems, arguments)
 
-        def gbps(name: str, tensors: int, times: dict = times) -> float:
-            return round(tensors * rows * case.hidden * size / times[name].us / 1e3, 1)
 
-        for name in case.implementations:
-            fields = {"what": what, "impl": name, "rows": rows, "hidden": case.hidden}
-            fields |= case.variant.fields()
-            if name in why:
-                yield harness.measured(fields, None, why[name])
-                continue
-            bandwidths = {"gbps": gbps(name, TENSORS[what]), "copy_gbps": gbps("copy", 2)}
-            yield harness.measured(fields, times[name], **bandwidths)
+def measure_one(
+    what: str, case: Case, problems: list[Problem], arguments: argparse.Namespace
+) -> Iterator[Record]:
+    device = arguments.device
+    x = problems[0].x
+    target = torch.empty_like(x)
+    copies = [lambda p=p: target.copy_(p.x.detach()) for p in problems]
+    calls, why = build(makers(what, case.implementations, problems), device)
+    times = time_calls({"copy": copies, **calls}, arguments.repeats, device)
+
+    def gbps(name: str, tensors: int) -> float:
+        return round(tensors * x.nbytes / times[name].us / 1e3, 1)
+
+    for name in case.implementations:
+        fields = {"what": what, "impl": name, "rows": x.shape[0], "hidden": case.hidden}
+        fields |= case.variant.fields()
+        if name in why:
+            yield harness.measured(fields, None, why[name])
+            continue
+        bandwidths = {"gbps": gbps(name, TENSORS[what]), "copy_gbps": gbps("copy", 2)}
+        yield harness.measured(fields, times[name], **bandwidths)
 
 
 # --- Tables and plots -----------------------------------------------------------------------------

@@ -56,32 +56,37 @@ def name_of(dtype: torch.dtype | None) -> str:
 
 
 class Problem(NamedTuple):
-    """Inputs of one call; `spare` is where a copy of x goes."""
+    """Inputs of one call; residual and grad_sum only where a residual is added."""
 
     x: Tensor
-    residual: Tensor
     weight: nn.Parameter | None
     grad_y: Tensor
-    grad_sum: Tensor
-    spare: Tensor
+    residual: Tensor | None
+    grad_sum: Tensor | None
 
 
 def make_problem(
-    rows: int, hidden: int, variant: Variant, device: torch.device, seed: int = 0
+    rows: int,
+    hidden: int,
+    variant: Variant,
+    device: torch.device,
+    seed: int = 0,
+    adds: bool = False,
 ) -> Problem:
-    """Random inputs, with gains away from 1; x, residual and weight require gradients."""
+    """Random inputs, with gains away from 1; all but the gradients require gradients."""
     generator = torch.Generator(device).manual_seed(seed)
 
-    def normal(*size: int, dtype: torch.dtype) -> Tensor:
+    def normal(*size: int, dtype: torch.dtype = variant.x_dtype) -> Tensor:
         return torch.randn(*size, generator=generator, device=device, dtype=dtype)
 
-    x, residual, grad_y, grad_sum = (normal(rows, hidden, dtype=variant.x_dtype) for _ in range(4))
     weight = None
     if variant.weight_dtype is not None:
         gain = 0.3 * normal(hidden, dtype=torch.float32) + (not variant.zero_centered_gamma)
         weight = nn.Parameter(gain.to(variant.weight_dtype))
-    spare = torch.empty_like(x)
-    return Problem(x.requires_grad_(), residual.requires_grad_(), weight, grad_y, grad_sum, spare)
+    x, grad_y = normal(rows, hidden).requires_grad_(), normal(rows, hidden)
+    if not adds:
+        return Problem(x, weight, grad_y, None, None)
+    return Problem(x, weight, grad_y, normal(rows, hidden).requires_grad_(), normal(rows, hidden))
 
 
 def op(zero_centered_gamma: bool = False) -> Baseline:
@@ -117,7 +122,7 @@ def make_call(what: str, implementation: Baseline, problem: Problem) -> Call:
     """
     if implementation.why:
         raise Absent(implementation.why)
-    x, residual, weight, grad_y, grad_sum, _ = problem
+    x, weight, grad_y, residual, grad_sum = problem
     if what == "backward_frozen" and weight is not None:
         weight = nn.Parameter(weight.detach(), requires_grad=False)
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import harness
 import torch
 from harness import Panel, Program, Record, Table, cell, distinct, microseconds, select
-from norms import TENSORS, Baseline, Variant, implementations, make_problem, makers
-from timing import Call, build, time_calls, time_together
+from norms import TENSORS, Baseline, Problem, Variant, implementations, make_problem, makers
+from timing import Call, Timing, build, capturable, time_calls, time_together
 
 ROWS = [1, 8, 128, 1024, 4096]
 HIDDEN = [128, 2688, 4096, 8192]
@@ -48,39 +48,38 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def measure(case: Case, arguments: argparse.Namespace) -> Iterator[Record]:
-    if arguments.device.type == "cpu":
-        yield from measure_on_stream(case, arguments)
-        return
-    with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
-        yield from measure_on_stream(case, arguments)
+    tensor_bytes = case.rows * case.hidden * VARIANT.x_dtype.itemsize
+    sets = max(3, min(MOST_CALLS, BYTES // (3 * tensor_bytes)))
+    shape, device = (case.rows, case.hidden), arguments.device
+    with capturable(device):
+        problems = [make_problem(*shape, VARIANT, device, seed) for seed in range(sets)]
+        launch_us, copy_gbps = floor(sets, arguments)
+        for what in arguments.what:
+            counted = TENSORS[what] * tensor_bytes
+            fields = {"what": what, "rows": case.rows, "hidden": case.hidden, **VARIANT.fields()}
+            yield {
+                **fields,
+                "impl": "floor",
+                "us": round(launch_us + counted / copy_gbps / 1e3, 3),
+                "launch_us": round(launch_us, 3),
+                "copy_gbps": round(copy_gbps, 1),
+            }
+            times, why = measure_one(what, case, problems, arguments)
+            for name in case.implementations:
+                more = {"copy_gbps": round(copy_gbps, 1)}
+                if name in times:
+                    more["gbps"] = round(counted / times[name].us / 1e3, 1)
+                identity = {**fields, "impl": name}
+                yield harness.measured(identity, times.get(name), why.get(name, ""), **more)
 
 
-def measure_on_stream(case: Case, arguments: argparse.Namespace) -> Iterator[Record]:
-    device, repeats = arguments.device, arguments.repeats
-    rows, hidden, compared = case
-    tensor_bytes = rows * hidden * VARIANT.x_dtype.itemsize
-    sets = max(3, min(MOST_CALLS, BYTES // (6 * tensor_bytes)))
-    problems = [make_problem(rows, hidden, VARIANT, device, seed) for seed in range(sets)]
-    launch_us, copy_gbps = floor(sets, arguments)
-    for what in arguments.what:
-        calls, why = build(makers(what, compared, problems), device)
-        times, why_no_graph = time_together(calls, repeats, device)
-        fields = {"what": what, "rows": rows, "hidden": hidden, **VARIANT.fields()}
-        counted = TENSORS[what] * tensor_bytes
-        copied_us = counted / copy_gbps / 1e3
-        yield {
-            **fields,
-            "impl": "floor",
-            "us": round(launch_us + copied_us, 3),
-            "launch_us": round(launch_us, 3),
-            "copy_gbps": round(copy_gbps, 1),
-        }
-        for name in compared:
-            reason = {**why, **why_no_graph}.get(name, "")
-            more = {"copy_gbps": round(copy_gbps, 1)}
-            if name in times:
-                more["gbps"] = round(counted / times[name].us / 1e3, 1)
-            yield harness.measured({**fields, "impl": name}, times.get(name), reason, **more)
+def measure_one(
+    what: str, case: Case, problems: list[Problem], arguments: argparse.Namespace
+) -> tuple[dict[str, Timing], dict[str, str]]:
+    device = arguments.device
+    calls, why = build(makers(what, case.implementations, problems), device)
+    times, why_not_together = time_together(calls, arguments.repeats, device)
+    return times, {**why, **why_not_together}
 
 
 def floor(sets: int, arguments: argparse.Namespace) -> tuple[float, float]:

@@ -4,9 +4,11 @@ On a GPU the time is the device's own, between two events. The GPU spins while t
 call, so that neither Python nor the launch is counted. On a CPU it is the clock's.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -110,15 +112,25 @@ def by_clock(call: Call) -> Callable[[], float]:
     return lambda: us
 
 
+@functools.cache
+def side_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+def capturable(device: torch.device) -> AbstractContextManager[object]:
+    """In it, inputs and calls are made that `time_together` takes: not on the default stream."""
+    return torch.cuda.stream(side_stream()) if device.type == "cuda" else nullcontext()
+
+
 def together(calls: Sequence[Call], device: torch.device) -> Call:
     """One call that makes all of `calls`: on a GPU a CUDA graph, each with outputs of its own.
 
-    The caller has made them before, on the current stream, which is not the default one.
+    Each has been made before, or what it compiles and caches at first would be captured.
     """
     if device.type != "cuda":
         return lambda: [call() for call in calls]
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device)):
+    with torch.cuda.graph(graph, stream=side_stream()):
         outputs = [call() for call in calls]
     del outputs  # not before all are captured, or they would share their memory
     return graph.replay

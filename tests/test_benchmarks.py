@@ -60,7 +60,7 @@ def test_a_program_measures_and_writes_what_the_report_reads(
         monkeypatch.setattr(torch, "compile", lambda function, **_options: function)
         records = run(program, device, tmp_path)
     else:
-        records = run(program, device, tmp_path, "--impls", *expected, "linear")
+        records = run(program, device, tmp_path, "--impls", *expected)
     measured = {r["impl"] for r in records if r["us"] is not None}
     assert measured >= set(expected[:1] if program == "growth" else expected)
     assert all(r["why"] for r in records if r["us"] is None)
