@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import harness
 import torch
+import torch._inductor.config
 from harness import Panel, Program, Record, Table, cell, distinct, microseconds, select
 from norms import EPS, Problem, Variant, implementations, make_problem
 from timing import Absent, Call, build, time_calls
@@ -51,9 +52,12 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
 def measure(case: Case, arguments: argparse.Namespace) -> Iterator[Record]:
     before = torch.get_num_threads()
     torch.set_num_threads(case.threads)
+    torch._dynamo.reset()
     try:
-        for what in WHAT:
-            yield from measure_one(what, case, arguments)
+        # Inductor writes the number of threads into its code.
+        with torch._inductor.config.patch({"cpp.threads": case.threads}):
+            for what in WHAT:
+                yield from measure_one(what, case, arguments)
     finally:
         torch.set_num_threads(before)
 
