@@ -3,6 +3,7 @@ PYTHON ?= python3
 TORCH ?= 2.11.0
 GATE_ARGS ?=
 PYTEST_ARGS ?=
+BENCH ?= kernels small block growth host cpu
 BENCH_ARGS ?=
 
 SHELL := /bin/bash
@@ -21,10 +22,10 @@ CMAKE := $(BIN)/cmake
 PACKAGE := python/automodel_rms_norm
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help install gate test bench lint format test-cpp test-arm test-gpu-memory golden clean FORCE
+.PHONY: help install gate test bench report lint format test-cpp test-arm test-gpu-memory golden clean FORCE
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=$(PYTHON) TORCH=$(TORCH) GATE_ARGS PYTEST_ARGS BENCH_ARGS, and setup.py's:"
+	@echo "Variables: PYTHON=$(PYTHON) TORCH=$(TORCH) GATE_ARGS PYTEST_ARGS BENCH BENCH_ARGS, and setup.py's:"
 	@echo "AUTOMODEL_RMS_NORM_CUDA TORCH_CUDA_ARCH_LIST MAX_JOBS AUTOMODEL_RMS_NORM_WERROR"
 
 # --- Environment: a stamp's name holds what it was made from --------------------------------------
@@ -123,8 +124,12 @@ golden: $(tools_stamp) ## regenerates csrc/numerics/golden.h from the kernels
 
 # --- Upkeep ---------------------------------------------------------------------------------------
 
-bench: install ## bandwidth of the CUDA kernels against a copy (needs a GPU)
-	$(BIN)/python benchmarks/kernels.py $(BENCH_ARGS)
+bench: install ## the benchmarks that this machine can run, of those in BENCH
+	@for program in $(BENCH); do echo "== $$program"; \
+	  $(BIN)/python benchmarks/$$program.py $(BENCH_ARGS) || [[ $$? == 77 ]]; done
+
+report: install ## docs/performance.md from benchmarks/results
+	$(BIN)/python benchmarks/report.py
 
 lint: install ## ruff, mypy --strict, clang-format
 	$(BIN)/ruff check .

@@ -1,122 +1,186 @@
-"""Bandwidth of the CUDA kernels against a device-to-device copy timed in the same run.
+"""Large work: bandwidth of every kernel against a copy, with the peers, for all widths.
 
-Forward counts x read and y written; backward counts grad_y and x read and grad_x written, with the
-time of grad_weight included. Every call works on another set of tensors, so that the L2 cache holds
-none of them.
+One case is 256 MiB of x. A device-to-device copy is timed among the calls of each case, and all
+bandwidths are of the same run; norms.py says which bytes count. Three sets of inputs are used in
+turn, so that the L2 cache holds none of them. --quick is all widths with our op and torch's.
 """
 
 import argparse
-import json
-import statistics
-from collections.abc import Callable
+from collections.abc import Iterator
+from typing import NamedTuple
 
-import automodel_rms_norm as arn
+import harness
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from harness import Panel, Program, Record, Table, cell, distinct, select
+from norms import TENSORS, Baseline, Problem, Variant, implementations, make_problem, makers, op
+from timing import build, time_calls
 
 HIDDEN = [128, 256, 512, 1024, 2048, 2688, 3072, 4096, 5120, 6144, 7168, 8192, 12288, 16384]
 HIDDEN += [32768, 65536]
-EPS = 1e-5
+SETS = 3
+
+BF16, FP32 = torch.bfloat16, torch.float32
+# The first is what the peers are compared in; of the others ours alone is timed, unless asked.
+VARIANTS = {
+    "bf16": Variant(BF16, BF16),
+    "bf16-fp32": Variant(BF16, FP32),
+    "bf16-none": Variant(BF16, None),
+    "bf16-zero": Variant(BF16, BF16, zero_centered_gamma=True),
+    "fp32": Variant(FP32, FP32),
+}
 
 
-def microseconds(calls: list[Callable[[], object]], repeats: int) -> float:
-    """The median over `repeats` of the device time of one call, in us; calls are taken in turn."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for repeat in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        calls[repeat % len(calls)]()
-        end.record()
-        times.append((begin, end))
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in times) * 1e3
+class Case(NamedTuple):
+    hidden: int
+    variant: Variant
+    implementations: dict[str, Baseline]
 
 
-def measure(hidden: int, size: int, dtype: torch.dtype, repeats: int) -> list[dict[str, object]]:
-    rows = size // (hidden * dtype.itemsize)
-    sets = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        x, grad_y = (torch.randn(rows, hidden, device="cuda", dtype=dtype) for _ in range(2))
-        weight = (1 + 0.3 * torch.randn(hidden, device="cuda")).to(dtype)
-        rstd = torch.ops.automodel.rms_norm_forward(x, weight, EPS, False)[1]
-        sets.append((x, grad_y, weight, rstd, torch.empty_like(x)))
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--hidden", type=int, nargs="+", default=HIDDEN)
+    parser.add_argument("--mib", type=float, default=256, help="MiB of x")
+    parser.add_argument("--what", nargs="+", choices=TENSORS, default=list(TENSORS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS)
 
-    backward = torch.ops.automodel.rms_norm_backward
-    cases: dict[str, tuple[int, list[Callable[[], object]]]] = {
-        "copy": (2, [lambda s=s: s[4].copy_(s[0]) for s in sets]),
-        "forward": (2, [lambda s=s: arn.rms_norm(s[0], s[2], EPS) for s in sets]),
-        "backward": (
-            3,
-            [lambda s=s: backward(s[1], *s[0:3:2], s[3], False, [True, True]) for s in sets],
-        ),
-        "backward_frozen": (
-            3,
-            [lambda s=s: backward(s[1], *s[0:3:2], s[3], False, [True, False]) for s in sets],
-        ),
-    }
-    tensor_bytes = rows * hidden * dtype.itemsize
-    gbps = {}
-    records: list[dict[str, object]] = []
-    for what, (tensors, calls) in cases.items():
-        us = microseconds(calls, repeats)
-        gbps[what] = tensors * tensor_bytes / us / 1e3
-        records.append(
-            {
-                "what": what,
-                "impl": "copy" if what == "copy" else "op",
-                "rows": rows,
-                "hidden": hidden,
-                "x_dtype": str(dtype).removeprefix("torch."),
-                "weight_dtype": str(dtype).removeprefix("torch."),
-                "us": us,
-                "gbps": gbps[what],
-                "copy_gbps": gbps["copy"],
-            }
+
+def cases(arguments: argparse.Namespace) -> list[Case]:
+    quick = ["op", "torch"] if arguments.quick else None
+    compared = implementations(arguments.impls or quick, arguments.device)
+    names = arguments.variants or (["bf16"] if arguments.quick else list(VARIANTS))
+    result = []
+    for name in names:
+        variant = VARIANTS[name]
+        peers = compared if name == "bf16" or arguments.impls else {"op": op()}
+        if variant.zero_centered_gamma:  # which no peer takes by this name
+            peers = {"op": op(zero_centered_gamma=True)}
+        result += [Case(hidden, variant, peers) for hidden in arguments.hidden]
+    return result
+
+
+def measure(case: Case, arguments: argparse.Namespace) -> Iterator[Record]:
+    size = case.variant.x_dtype.itemsize
+    rows = max(1, int(arguments.mib * 2**20) // (case.hidden * size))
+    device = arguments.device
+    adds = any(what.startswith("add_") for what in arguments.what)
+    problems = [
+        make_problem(rows, case.hidden, case.variant, device, seed, adds) for seed in range(SETS)
+    ]
+    for what in arguments.what:
+        yield from measure_one(what, case, problems, arguments)
+
+
+def measure_one(
+    what: str, case: Case, problems: list[Problem], arguments: argparse.Namespace
+) -> Iterator[Record]:
+    device = arguments.device
+    x = problems[0].x
+    target = torch.empty_like(x)
+    copies = [lambda p=p: target.copy_(p.x.detach()) for p in problems]
+    calls, why = build(makers(what, case.implementations, problems), device)
+    times = time_calls({"copy": copies, **calls}, arguments.repeats, device)
+
+    def gbps(name: str, tensors: int) -> float:
+        return round(tensors * x.nbytes / times[name].us / 1e3, 1)
+
+    for name in case.implementations:
+        fields = {"what": what, "impl": name, "rows": x.shape[0], "hidden": case.hidden}
+        fields |= case.variant.fields()
+        if name in why:
+            yield harness.measured(fields, None, why[name])
+            continue
+        bandwidths = {"gbps": gbps(name, TENSORS[what]), "copy_gbps": gbps("copy", 2)}
+        yield harness.measured(fields, times[name], **bandwidths)
+
+
+# --- Tables and plots -----------------------------------------------------------------------------
+
+MAIN = VARIANTS["bf16"].fields()
+# What, which widths, the share of a copy that it must reach, and the one aimed at.
+BARS = [
+    ("forward", "to 16384", lambda hidden: hidden <= 16384, 0.95, 0.98),
+    ("forward", "above 16384", lambda hidden: hidden > 16384, 0.92, 0.97),
+    ("backward", "1024 to 16384", lambda hidden: 1024 <= hidden <= 16384, 0.85, 0.95),
+    ("backward", "other widths", lambda hidden: not 1024 <= hidden <= 16384, 0.78, 0.92),
+    ("backward_frozen", "all", lambda hidden: True, 0.92, 0.97),
+    ("add_forward", "all", lambda hidden: True, 0.95, 0.95),
+    ("add_backward", "all", lambda hidden: True, 0.85, 0.85),
+]
+
+
+def tables(records: list[Record]) -> list[Table]:
+    main = [r for r in records if all(r.get(key, False) == value for key, value in MAIN.items())]
+    result = [peers_table(what, select(main, what=what)) for what in distinct(main, "what")]
+    return [*result, variants_table(records), bars_table(main)]
+
+
+def peers_table(what: str, records: list[Record]) -> Table:
+    impls = distinct(records, "impl")
+    rows = []
+    for hidden, height in distinct(records, "hidden", "rows"):
+        shape = {"hidden": hidden, "rows": height}
+        row = [f"{hidden} × {height}", cell(records, copy_gbps, **shape)]
+        rows.append(row + [cell(records, harness.share_of_copy, **shape, impl=i) for i in impls])
+    columns = ["hidden × rows", "copy, GB/s", *impls]
+    return Table(what, f"{what}: bandwidth as a share of the copy's", columns, rows)
+
+
+def copy_gbps(record: Record) -> str:
+    return f"{record['copy_gbps']:.0f}"
+
+
+def variants_table(records: list[Record]) -> Table:
+    """Ours with other dtypes: x and weight, and `+ 1` for zero_centered_gamma."""
+    ours = select(records, impl="op")
+    keys = ("what", "x_dtype", "weight_dtype", "zero_centered_gamma")
+    rows = []
+    for what, x_dtype, weight_dtype, zero in distinct(ours, *keys):
+        fields = dict(zip(keys, (what, x_dtype, weight_dtype, zero), strict=True))
+        label = f"{what}, {x_dtype}, {weight_dtype}{' + 1' if zero else ''}"
+        widths = distinct(ours, "hidden")
+        rows.append(
+            [label, *(cell(ours, harness.share_of_copy, **fields, hidden=h) for h in widths)]
         )
-    return records
+    columns = ["what, x, weight", *map(str, distinct(ours, "hidden"))]
+    return Table("variants", "op: bandwidth as a share of the copy's", columns, rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hidden", type=int, nargs="*", default=HIDDEN)
-    parser.add_argument("--mib", type=int, default=256, help="MiB of x")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--json", help="write the records to this file")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("kernels.py measures a GPU, and there is none")
+def bars_table(records: list[Record]) -> Table:
+    """The least share of each bar, and how the fastest peer of the run compares."""
+    rows = []
+    timed = [record for record in records if record["us"] is not None]
+    for what, span, holds, must, aim in BARS:
+        of_bar = [r for r in select(timed, what=what) if holds(r["hidden"])]
+        ours = {r["hidden"]: r for r in select(of_bar, impl="op")}
+        if not ours:
+            continue
+        share, worst = min((r["gbps"] / r["copy_gbps"], hidden) for hidden, r in ours.items())
+        ahead = [
+            (r["us"] / ours[r["hidden"]]["us"], r["impl"], r["hidden"])
+            for r in of_bar
+            if r["impl"] != "op" and r["hidden"] in ours
+        ]
+        peer = "{:.2f}, {} at {}".format(*min(ahead)) if ahead else "–"
+        met = "aim" if share >= aim else "yes" if share >= must else "no"
+        rows.append([f"{what}, {span}", f"{must}", f"{aim}", f"{share:.3f} at {worst}", met, peer])
+    columns = ["bar", "must", "aim", "least", "met", "least of a peer's time over ours"]
+    return Table("bars", "The bars", columns, rows)
 
-    records = []
-    for hidden in track(arguments.hidden, "measuring"):
-        dtype = getattr(torch, arguments.dtype)
-        records += measure(hidden, arguments.mib << 20, dtype, arguments.repeats)
-    table = Table(title=f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    for column in ("what", "rows", "hidden", "us", "GB/s", "of the copy"):
-        table.add_column(column, justify="left" if column == "what" else "right")
-    for r in records:
-        share = r["gbps"] / r["copy_gbps"]
-        table.add_row(
-            r["what"],
-            str(r["rows"]),
-            str(r["hidden"]),
-            f"{r['us']:.1f}",
-            f"{r['gbps']:.0f}",
-            f"{share:.3f}",
+
+def panels(records: list[Record]) -> list[Panel]:
+    main = [r for r in records if all(r.get(key, False) == value for key, value in MAIN.items())]
+    return [
+        Panel(
+            what,
+            "hidden",
+            "share of the copy's bandwidth",
+            harness.points(select(main, what=what), "hidden", lambda r: r["gbps"] / r["copy_gbps"]),
         )
-    Console(width=100).print(table)
-    if arguments.json:
-        environment = {"gpu": torch.cuda.get_device_name()} | arn.build_info()
-        del environment["library"]  # a path of this machine
-        with open(arguments.json, "w") as file:
-            json.dump({"environment": environment, "records": records}, file, indent=1)
+        for what in distinct(main, "what")
+    ]
 
+
+PROGRAM = Program("kernels", __doc__, options, cases, measure, tables, panels, needs_gpu=True)
 
 if __name__ == "__main__":
-    main()
+    PROGRAM.main()
