@@ -94,6 +94,14 @@ __device__ __forceinline__ Chunk<X> round_chunk(const A (&values)[kSlots]) {
   return chunk;
 }
 
+template <class A, class X>
+__device__ __forceinline__ void add_chunk(A (&values)[kSlots], const Chunk<X>& chunk) {
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) {
+    values[slot] = numerics::add(values[slot], numerics::to_accumulate<A>(chunk.get(slot)));
+  }
+}
+
 // The rounded sum of two chunks.
 template <class X>
 __device__ __forceinline__ Chunk<X> add_chunks(const Chunk<X>& a, const Chunk<X>& b) {
