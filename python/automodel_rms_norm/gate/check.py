@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from rich.console import Console
@@ -73,7 +74,8 @@ def check(
         properties: the ones to check.
         device: "cpu", "cuda", or "auto" for both, as far as they are here.
         quick: with fewer widths and dtypes.
-        console: where progress is shown; nowhere by default.
+        console: where progress is shown, a bar or, where it is no terminal, a line a property;
+            nowhere by default.
     """
     start = time.monotonic()
     console = console or Console(quiet=True)
@@ -89,8 +91,14 @@ def check(
         checks = list(_checks(target, properties, device, quick))
         progress.update(task, total=len(checks))
         meanings = {property.key: property.meaning for property in properties}
-        for outcome in run(checks):
-            outcomes.append(outcome)
-            progress.update(task, description=meanings[outcome.property], advance=1)
+        for key, group in groupby(checks, lambda check: check.property):
+            begin, before = time.monotonic(), len(outcomes)
+            progress.update(task, description=meanings[key])
+            for outcome in run(group):
+                outcomes.append(outcome)
+                progress.advance(task)
+            if not console.is_terminal:  # no bar there, but nobody is to wait in silence
+                count, spent = len(outcomes) - before, time.monotonic() - begin
+                console.print(f"{key} {meanings[key]}: {count} cases, {spent:.0f} s")
     seconds = time.monotonic() - start
     return Report(target.name, meanings, environment(), outcomes, seconds)
