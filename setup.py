@@ -106,8 +106,19 @@ def cxx_runtime() -> str:
     It is linked by name because a compiler may link its own statically (some containers' CXX does),
     and two C++ runtimes in a process crash as soon as one formats a number on the other's stream.
     """
+    return mapped_library("libstdc++")
+
+
+def openmp_runtime() -> str:
+    """The OpenMP runtime in this process, torch's. at::parallel_for is compiled into our library; on
+    another runtime's threads it would know nothing of torch.set_num_threads."""
+    return mapped_library("libgomp") or mapped_library("libomp") or mapped_library("libiomp5")
+
+
+def mapped_library(name: str) -> str:
+    """The file of a shared library that this process has loaded, "" if it has none."""
     mapped = (line.split() for line in Path("/proc/self/maps").read_text().splitlines())
-    return next((m[-1] for m in mapped if "/libstdc++.so" in m[-1]), "")
+    return next((m[-1] for m in mapped if re.search(rf"/{re.escape(name)}[-.\w]*\.so", m[-1])), "")
 
 
 # --- CUDA or not ----------------------------------------------------------------------------------
@@ -217,6 +228,7 @@ class CMakeBuild(build_ext):
             "TORCH_LIBRARY_DIRS": ";".join(cpp_extension.library_paths()),
             "TORCH_CXX_STANDARD": cxx_standard(cpp_extension),
             "TORCH_CXX_RUNTIME": cxx_runtime(),
+            "TORCH_OPENMP_RUNTIME": openmp_runtime(),
             "TORCH_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
             "AUTOMODEL_WERROR": os.environ.get("AUTOMODEL_RMS_NORM_WERROR") or "OFF",
             **cuda,

@@ -49,24 +49,42 @@ VEC_INLINE A join_by_halves(A* values, int count) {
 
 // The contract's row_sum. accumulate(acc, extent, i) returns fma(a, b, acc) for the elements from i
 // on, with +0 for both factors past the end of the row; extent is Whole or the number of elements
-// left.
+// left. kLanes virtual threads are summed together, in 8 vectors.
 template <class A, class Accumulate>
 VEC_INLINE A row_sum(int64_t hidden, const Accumulate& accumulate) {
+  constexpr int kVectors = 8;
+  constexpr int64_t kSpan = kVectors * kLanes<A>;
+  constexpr int kMaxParts = kGroup / kLanes<A>;
+  static_assert(numerics::kMinVirtualThreads % kLanes<A> == 0, "a part of a group is whole");
   const int threads = numerics::virtual_threads(hidden);
-  const int group_threads = threads < kGroup ? threads : kGroup;
-  const int groups = threads / group_threads;
+  const int parts = (threads < kGroup ? threads : kGroup) / kLanes<A>;
+  const int groups = threads / (parts * kLanes<A>);
   const int64_t stride = int64_t{threads} * kSlots;
-  A thread_sums[kGroup];
   A group_sums[numerics::kMaxGroups];
   for (int group = 0; group < groups; ++group) {
-    for (int thread = 0; thread < group_threads; thread += kLanes<A> / kSlots) {
-      Vec<A> acc{};
-      int64_t i = (int64_t{group} * group_threads + thread) * kSlots;
-      for (; i + kLanes<A> <= hidden; i += stride) acc = accumulate(acc, Whole{}, i);
-      if (i < hidden) acc = accumulate(acc, hidden - i, i);
-      join_slots<A>(acc, thread_sums + thread);
+    Vec<A> sums[kMaxParts];
+    for (int part = 0; part < parts; ++part) {
+      Vec<A> acc[kVectors] = {};
+      int64_t i = (int64_t{group} * parts + part) * kSpan;
+      for (; i + kSpan <= hidden; i += stride) {
+#pragma GCC unroll 8
+        for (int j = 0; j < kVectors; ++j) {
+          acc[j] = accumulate(acc[j], Whole{}, i + j * kLanes<A>);
+        }
+      }
+      for (int j = 0; j < kVectors && i < hidden; ++j, i += kLanes<A>) {
+        if (i + kLanes<A> <= hidden) {
+          acc[j] = accumulate(acc[j], Whole{}, i);
+        } else {
+          acc[j] = accumulate(acc[j], hidden - i, i);
+        }
+      }
+      sums[part] = join_slots<A>(acc);
     }
-    group_sums[group] = join_by_halves(thread_sums, group_threads);
+    for (int half = parts / 2; half > 0; half /= 2) {
+      for (int part = 0; part < half; ++part) sums[part] = sums[part] + sums[part + half];
+    }
+    group_sums[group] = join_lanes<A>(sums[0]);
   }
   return numerics::finish_sum(join_by_halves(group_sums, groups));
 }

@@ -79,16 +79,47 @@ VEC_INLINE Vec<A> keep_first(const Vec<A>& value, int64_t count) {
   return result;
 }
 
-// Each chunk's slots, joined in the contract's order, to sums[0 .. kLanes / kSlots).
+// Elements of `a` followed by those of `b`, by index.
+template <class V, int... kIndex>
+VEC_INLINE V shuffle(const V& a, const V& b, std::integer_sequence<int, kIndex...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, kIndex...);
+#else
+  using Index = std::conditional_t<sizeof(a[0]) == 4, int32_t, int64_t>;
+  return __builtin_shuffle(a, b, typename VectorOf<Index, sizeof...(kIndex)>::type{kIndex...});
+#endif
+}
+
+// Of every 2 kHalf elements of `a` and `b`, the sum of the first and the second half, in order.
+template <int kHalf, class V, int... kLane>
+VEC_INLINE V join_halves(const V& a, const V& b, std::integer_sequence<int, kLane...>) {
+  constexpr auto kFirst = [](int lane) { return lane / kHalf * 2 * kHalf + lane % kHalf; };
+  return shuffle(a, b, std::integer_sequence<int, kFirst(kLane)...>{}) +
+         shuffle(a, b, std::integer_sequence<int, kFirst(kLane) + kHalf...>{});
+}
+
 template <class A>
-VEC_INLINE void join_slots(const Vec<A>& value, A* sums) {
-  using Pair = typename VectorOf<A, 2>::type;
-  for (int chunk = 0; chunk < kLanes<A> / kSlots; ++chunk) {
-    Pair part[4];
-    memcpy(part, reinterpret_cast<const A*>(&value) + chunk * kSlots, sizeof(part));
-    const Pair joined = (part[0] + part[2]) + (part[1] + part[3]);
-    sums[chunk] = joined[0] + joined[1];
-  }
+using Lanes = std::make_integer_sequence<int, kLanes<A>>;
+
+// The slots of kLanes chunks, 8 vectors, joined in the contract's order; one sum each, in order.
+template <class A>
+VEC_INLINE Vec<A> join_slots(Vec<A> (&v)[8]) {
+  const Lanes<A> lanes{};
+#pragma GCC unroll 8
+  for (int i = 0; i < 4; ++i) v[i] = join_halves<4>(v[2 * i], v[2 * i + 1], lanes);
+#pragma GCC unroll 8
+  for (int i = 0; i < 2; ++i) v[i] = join_halves<2>(v[2 * i], v[2 * i + 1], lanes);
+  return join_halves<1>(v[0], v[1], lanes);
+}
+
+// The sum of all elements by halves.
+template <class A>
+VEC_INLINE A join_lanes(Vec<A> v) {
+  const Lanes<A> lanes{};
+  if constexpr (kLanes<A> == 16) v = join_halves<8>(v, v, lanes);
+  v = join_halves<4>(v, v, lanes);
+  v = join_halves<2>(v, v, lanes);
+  return join_halves<1>(v, v, lanes)[0];
 }
 
 // Memory to A and back. `load` and `store` touch kLanes<A> elements.
