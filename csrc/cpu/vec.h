@@ -122,19 +122,45 @@ VEC_INLINE A join_lanes(Vec<A> v) {
   return join_halves<1>(v, v, lanes)[0];
 }
 
+// The low halves of 32-bit elements, and 16-bit elements widened with zeros.
+using Bits = VectorOf<uint16_t, kLanes<float>>::type;
+using Wide = VectorOf<uint32_t, kLanes<float>>::type;
+
+VEC_INLINE Wide widen(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (Wide)_mm512_maskz_cvtepu16_epi32(
+      0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__AVX2__)
+  return (Wide)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  Bits bits;
+  memcpy(&bits, from, sizeof(bits));
+  return __builtin_convertvector(bits, Wide);
+#endif
+}
+
+VEC_INLINE void narrow(uint16_t* to, const Wide& wide) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)wide));
+#elif defined(__AVX2__)
+  const __m256i packed = _mm256_packus_epi32((__m256i)wide, (__m256i)wide);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#else
+  const Bits bits = __builtin_convertvector(wide, Bits);
+  memcpy(to, &bits, sizeof(bits));
+#endif
+}
+
 // Memory to A and back. `load` and `store` touch kLanes<A> elements.
 template <class A, class X>
 VEC_INLINE Vec<A> load(const X* from) {
-  using Bits = typename VectorOf<uint16_t, kLanes<A>>::type;
-  using Wide = typename VectorOf<uint32_t, kLanes<A>>::type;
   Vec<A> result;
   if constexpr (sizeof(X) == sizeof(A)) {
     memcpy(&result, from, sizeof(result));
   } else if constexpr (std::is_same_v<X, BFloat16> && sizeof(A) == sizeof(float)) {
-    Bits bits;
-    memcpy(&bits, from, sizeof(bits));
-    const Wide wide = __builtin_convertvector(bits, Wide) << 16;
-    memcpy(&result, &wide, sizeof(result));
+    result = (Vec<A>)(widen(&from->bits) << 16);
 #if defined(__AVX512F__)
   } else if constexpr (std::is_same_v<X, Float16> && sizeof(A) == sizeof(float)) {
     result = (Vec<A>)_mm512_maskz_cvtph_ps(
@@ -151,17 +177,13 @@ VEC_INLINE Vec<A> load(const X* from) {
 
 template <class A, class X>
 VEC_INLINE void store(X* to, const Vec<A>& value) {
-  using Bits = typename VectorOf<uint16_t, kLanes<A>>::type;
-  using Wide = typename VectorOf<uint32_t, kLanes<A>>::type;
   if constexpr (sizeof(X) == sizeof(A)) {
     memcpy(to, &value, sizeof(value));
   } else if constexpr (std::is_same_v<X, BFloat16> && sizeof(A) == sizeof(float)) {
-    Wide wide;
-    memcpy(&wide, &value, sizeof(wide));
+    const Wide wide = (Wide)value;
     const Wide rounded = (wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16;
-    const Wide is_nan = (Wide)((wide & 0x7fffffffu) > 0x7f800000u);
-    const Bits bits = __builtin_convertvector((rounded & ~is_nan) | (0x7fc0u & is_nan), Bits);
-    memcpy(to, &bits, sizeof(bits));
+    const Wide quiet_nan = Wide{} + 0x7fc0u;
+    narrow(&to->bits, value == value ? rounded : quiet_nan);
 #if defined(__AVX512F__)
   } else if constexpr (std::is_same_v<X, Float16> && sizeof(A) == sizeof(float)) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
