@@ -42,7 +42,8 @@ def test_rows_stay_independent_in_a_larger_graph(device: torch.device, mode: str
     block = Block(96, device)
     compiled = torch.compile(block, fullgraph=True, dynamic=True, mode=mode)
     x, _, _ = support.make_inputs(33, 96, dtype=torch.float32, device=device)
-    for grad in (True, False):
+    # On a GPU the autotuning of the matrix products takes minutes in grad mode.
+    for grad in (True, False) if mode == "default" else (False,):
         for rows in (33, 7, 1):
             with torch.set_grad_enabled(grad):
                 hidden, y, _ = compiled(x[:rows])

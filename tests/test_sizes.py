@@ -18,8 +18,8 @@ def take(inputs: support.Inputs, begin: int, rows: int) -> support.Inputs:
 def assert_parts_make_the_whole(inputs: support.Inputs, part_rows: int) -> None:
     """Every part alone has the whole's rows, and grad_weight is the tree over the parts.
 
-    part_rows is a power of two of at least a leaf's rows; weight is float32, so that no part's
-    grad_weight is rounded.
+    part_rows is a power of two of at least a leaf's rows; weight has the accumulate type, so that no
+    part's grad_weight is rounded.
     """
     whole = support.run_op(inputs)
     sums = []
@@ -122,7 +122,8 @@ def random_on(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) 
     def normal(*size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(*size, dtype=dtype, device=device, generator=generator)
 
-    weight = 1.0 + 0.4 * normal(shape[-1], dtype=torch.float32)
+    accumulate = torch.float64 if dtype == torch.float64 else torch.float32
+    weight = 1.0 + 0.4 * normal(shape[-1], dtype=accumulate)
     return support.Inputs(normal(*shape, dtype=dtype), weight, normal(*shape, dtype=dtype))
 
 
