@@ -121,10 +121,9 @@ VEC_INLINE void add_row(const X* x, const X* residual, X* sum, int64_t hidden) {
 }
 
 template <class X, class W>
-void forward_rows(const ForwardParams& params, int64_t begin, int64_t end) {
+void forward_rows_with(const ForwardParams& params, const Gain<numerics::Accumulate<X>, W>& gain,
+                       int64_t begin, int64_t end) {
   using A = numerics::Accumulate<X>;
-  using RowGain = Gain<A, W>;
-  const RowGain gain{static_cast<const W*>(params.weight), params.zero_centered_gamma};
   const A eps = static_cast<A>(params.eps);
   const int64_t hidden = params.hidden;
   for (int64_t row = begin; row < end; ++row) {
@@ -143,9 +142,27 @@ void forward_rows(const ForwardParams& params, int64_t begin, int64_t end) {
     if (params.rstd != nullptr) static_cast<A*>(params.rstd)[row] = rstd;
     for_each_vector<A>(0, hidden, [&](auto extent, int64_t i) {
       const Vec<A> xhat = load<A>(x + i, extent) * rstd;
-      store<A>(y + i, RowGain::apply(gain, xhat, extent, i), extent);
+      store<A>(y + i, Gain<A, W>::apply(gain, xhat, extent, i), extent);
     });
   }
+}
+
+template <class X, class W>
+void forward_rows(const ForwardParams& params, int64_t begin, int64_t end) {
+  using A = numerics::Accumulate<X>;
+  const Gain<A, W> gain{static_cast<const W*>(params.weight), params.zero_centered_gamma};
+  if constexpr (!std::is_same_v<W, NoWeight>) {
+    // Short rows share the conversion of their gains.
+    constexpr int64_t kMaxConverted = 512;
+    if (params.hidden <= kMaxConverted && end - begin > 1) {
+      A gains[kMaxConverted];
+      for_each_vector<A>(0, params.hidden, [&](auto extent, int64_t i) {
+        store<A>(gains + i, Gain<A, W>::apply(gain, Vec<A>{} + A(1), extent, i), extent);
+      });
+      return forward_rows_with<X, A>(params, {gains, false}, begin, end);
+    }
+  }
+  forward_rows_with<X, W>(params, gain, begin, end);
 }
 
 // One row of grad_x, and of a leaf's sums where `leaf` is not null.
