@@ -18,8 +18,8 @@ def take(inputs: support.Inputs, begin: int, rows: int) -> support.Inputs:
 def assert_parts_make_the_whole(inputs: support.Inputs, part_rows: int) -> None:
     """Every part alone has the whole's rows, and grad_weight is the tree over the parts.
 
-    part_rows is a power of two of at least a leaf's rows; weight has the accumulate type, so that no
-    part's grad_weight is rounded.
+    part_rows is a power of two of at least a leaf's rows; weight has the accumulate type, so that
+    no part's grad_weight is rounded.
     """
     whole = support.run_op(inputs)
     sums = []
