@@ -51,7 +51,7 @@ def test_bits_are_the_references(shape, pair, zero_centered, implementation):
     support.assert_same(added.run_op(inputs.to(implementation), EPS, zero_centered), expected)
 
 
-@pytest.mark.parametrize("hidden", [4099, 5120, 8192, 16384, 65537])
+@pytest.mark.parametrize("hidden", [4099, 5120, 8192, 16384, 28672, 57344, 65537, 131072])
 @pytest.mark.parametrize("dtype", support.LOW_WEIGHT_DTYPES, ids=str)
 def test_bits_are_the_references_in_wide_rows(hidden, dtype, implementation):
     inputs = added.make_inputs(2, hidden, dtype=dtype, weight_dtype=dtype)

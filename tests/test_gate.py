@@ -29,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [case for case in model_cases(quick=True) if " 128, " in case.label]
     accuracy = list(accuracy_cases(quick=True))[:4]
     golden_cases = [*golden.cases()[:1], *golden.cases()[9:14]]  # one bfloat16, float32
-    monkeypatch.setattr(check, "model_cases", lambda quick: models)
+    monkeypatch.setattr(check, "model_cases", lambda *selection: models)
     monkeypatch.setattr(check, "accuracy_cases", lambda quick: accuracy)
     monkeypatch.setattr(check, "captured_cases", list)
     monkeypatch.setattr(golden, "cases", lambda: golden_cases)
@@ -218,7 +218,7 @@ def test_exit_0_where_all_hold(capsys, monkeypatch, tmp_path):
 @pytest.mark.usefixtures("small")
 def test_exit_1_and_the_first_difference_where_one_fails(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "220")
-    monkeypatch.setattr(cli, "OP", Target("faulty.norm", by_batch))
+    monkeypatch.setattr(cli, "load", lambda name: Target("faulty.norm", by_batch))
     path = tmp_path / "report.json"
     arguments = ["check", "--device", "cpu", "--property", "p5,P3", "--json", str(path)]
     assert cli.main(arguments) == 1
@@ -247,6 +247,11 @@ def test_exit_1_and_the_first_difference_where_one_fails(capsys, monkeypatch, tm
         (["check", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["check", "--property", "P1,P9"], "there is no property 'P9'; choose from P1, P2, P3"),
         (["check", "--fast"], "unrecognized arguments: --fast"),
+        (["check", "--expect", "P0"], "there is no property 'P0'"),
+        (["check", "--dtype", "bf16,int8"], "there is no dtype 'int8'; choose from bf16, fp16"),
+        (["check", "--widths", "128,0"], "'128,0' is not a list of positive numbers"),
+        (["check", "--rows", "-3"], "'-3' is not a list of positive numbers"),
+        (["check", "--markdown", "/nowhere/report.md"], "/nowhere/report.md: No such file"),
         (["check", "--json"], "argument --json: expected one argument"),
         (["check", "--json", "/nowhere/report.json"], "/nowhere/report.json: No such file"),
     ],

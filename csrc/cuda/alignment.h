@@ -25,7 +25,8 @@ inline int64_t element_size(numerics::DType dtype) {
 
 inline bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
-// Of every row; of a null pointer with an empty layout too. A contiguous tensor has the layout {1, {rows}, {hidden}}.
+// Of every row; of a null pointer with an empty layout too. A contiguous tensor has the layout
+// {1, {rows}, {hidden}}.
 inline bool is_aligned(const void* data, const numerics::RowLayout& layout, numerics::DType dtype) {
   bool aligned = is_aligned(data);
   for (int dim = 0; dim < layout.dims; ++dim) {

@@ -244,6 +244,7 @@ template <class X, class W, class Kind, bool kAdd>
 cudaError_t launch_fused(const BackwardParams& params, const BackwardPlan& plan,
                          const RowShape& shape, cudaStream_t stream) {
   using Traits = BackwardTraits<X, W, Kind, kAdd>;
+  if (plan.shared < Traits::Stages::kBytes) return cudaErrorInvalidValue;
   LaunchConfig config =
       rows_config(params.units, plan.unit_blocks * shape.blocks, shape, plan.shared, stream);
   if constexpr (!std::is_same_v<W, NoWeight>) {

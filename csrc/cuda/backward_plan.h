@@ -14,7 +14,7 @@ constexpr int64_t kMaxColumnsLeaves = 32;
 constexpr int kColumnsBlocksPerMultiprocessor = 4;
 
 constexpr int64_t kUnitRows = 128;  // keep the partial sums under 2% of a bfloat16 x
-constexpr int kMaxUnitBlocks = 8;   // of a cluster, see kMaxCluster
+constexpr int kMaxUnitBlocks = kMaxCluster;
 
 struct BackwardPlan {
   bool fused;
@@ -49,7 +49,8 @@ BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowS
   const auto blocks = [&](int64_t slice_leaves) {
     return leaves / (slice_leaves * shape.rows) * shape.blocks;
   };
-  // The longer a slice, the fewer partial sums, but a multiprocessor is to hold kLargeBlock threads.
+  // The longer a slice, the fewer partial sums; but a multiprocessor is to hold kLargeBlock threads
+  // at least.
   const size_t shared_limit = limits.shared_per_block / (kLargeBlock / Kind::kBlockThreads);
   int64_t slice = 1;
   if (params.grad_weight != nullptr) {

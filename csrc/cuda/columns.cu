@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(kColumnsThreads)
               aligned.partials);
 }
 
-// The aligned tree over runs of `run` units (a power of two) by a thread each, then over the runs of
-// a block; kJoinWidth columns a thread, kJoinBatch units read at once. Columns past the end of a
+// The aligned tree over runs of `run` units (a power of two) by a thread each, then over the runs
+// of a block; kJoinWidth columns a thread, kJoinBatch units read at once. Columns past the end of a
 // row, and of a row that is no multiple of kJoinWidth, are read one by one.
 template <class A, class W>
 __global__ void __launch_bounds__(kJoinThreads* kMaxJoinRuns)

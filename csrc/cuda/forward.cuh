@@ -23,8 +23,8 @@ struct ForwardTraits : Kind_ {
   using Kind::kBlockThreads;
   using Kind::kChunks;
   static constexpr int kInputs = kAdd ? 2 : 1;
-  // Rows that a thread holds at once: 64 bytes, 48 of three chunks; eight of the shortest rows
-  // share the cost of everything that is done once a row.
+  // Rows that a thread holds at once: 64 to 128 bytes in flight, as far as registers go; the
+  // shortest rows also share the cost of what is done once a row.
   static constexpr int kRows = Kind::kSpread            ? 1
                                : kChunks == 1           ? 16 / static_cast<int>(sizeof(X)) / kInputs
                                : sizeof(X) == 4 || kAdd ? 1
@@ -268,6 +268,9 @@ cudaError_t launch_forward_rows(const ForwardParams& params, const RowShape& sha
   using Traits = ForwardTraits<X, W, Kind, kAdd>;
   const int64_t rows = int64_t{Traits::kRows} * shape.rows;
   if constexpr (Kind::kSpread) {
+    if (Traits::Stages::kBytes > device_limits().shared_per_block) {
+      return launch_forward_long<X, W>(params, stream);
+    }
     const int64_t steps =
         std::clamp<int64_t>(params.rows * shape.blocks / kStagedBlocks, 1, kMaxSteps);
     return rows_config((params.rows + steps * rows - 1) / (steps * rows), shape.blocks, shape,

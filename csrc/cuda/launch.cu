@@ -20,7 +20,8 @@ DeviceLimits read_limits(int device) {
   cudaFuncGetAttributes(&code, probe_kernel);
   DeviceLimits limits{};
   limits.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-  limits.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kStaticShared;
+  const auto shared = static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  limits.shared_per_block = shared > kStaticShared ? shared - kStaticShared : 0;
   limits.clusters = attribute(cudaDevAttrClusterLaunch) != 0 && code.ptxVersion >= 90;
   return limits;
 }
@@ -50,6 +51,9 @@ int64_t choose_unit_leaves(const numerics::BackwardParams& params) {
 
 cudaError_t launch_backward(const numerics::BackwardParams& params, cudaStream_t stream) {
   const BackwardPlan plan = plan_backward(params, device_limits());
+  if (params.grad_weight != nullptr && plan.unit_leaves != params.unit_leaves) {
+    return cudaErrorInvalidValue;  // params have changed since choose_unit_leaves
+  }
   if (params.grad_x != nullptr) {
     const cudaError_t error = numerics::visit_x(params.x_dtype, [&](auto x) {
       return launch_grad_x_as<typename decltype(x)::type>(params, plan, stream);

@@ -5,6 +5,8 @@
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
+#include "cuda/launch.h"
+
 namespace automodel::cuda {
 
 // Clusters, and the overlap of kernels in a stream: sm_90 and later.
@@ -33,7 +35,8 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-constexpr size_t kStaticShared = 5 * 1024;  // more than the static arrays of any kernel
+// More than the static arrays of any kernel that also has dynamic shared memory.
+constexpr size_t kStaticShared = 5 * 1024;
 
 class LaunchConfig {
  public:
@@ -65,9 +68,11 @@ class LaunchConfig {
   cudaError_t launch(void (*kernel)(Parameters...), Arguments... arguments) {
     constexpr size_t kAlwaysAllowed = 48 * 1024 - kStaticShared;
     if (config_.dynamicSmemBytes > kAlwaysAllowed) {
+      // The attribute is the kernel's, not the launch's: a constant, or a thread that launches with
+      // less would take it from one that launches with more.
       const cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(config_.dynamicSmemBytes));
+                               static_cast<int>(device_limits().shared_per_block));
       if (error != cudaSuccess) return error;
     }
     return cudaLaunchKernelEx(&config_, kernel, arguments...);

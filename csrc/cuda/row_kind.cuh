@@ -12,7 +12,7 @@ namespace automodel::cuda {
 
 constexpr int kSmallBlock = 256;  // threads; as many short rows side by side as fill it
 constexpr int kLargeBlock = 512;
-constexpr int kMaxCluster = 8;  // what every GPU with clusters can launch
+constexpr int kMaxCluster = 8;  // what a GPU with clusters can launch, if it is not cut smaller
 
 // What a kernel is compiled for. Thread i of P along a row takes chunks i, i + P, i + 2P ...; with
 // kVirtual = T / P, chunk number k of a thread belongs to its virtual thread k mod kVirtual.

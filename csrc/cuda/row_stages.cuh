@@ -52,6 +52,7 @@ class RowStages {
   // The oldest stage is here.
   __device__ __forceinline__ void wait() {
     __pipeline_wait_prior(kStages - 1);
+    asm volatile("" ::: "memory");  // no read may move above the wait
     meet();
   }
 

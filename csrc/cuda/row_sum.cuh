@@ -129,8 +129,9 @@ __device__ __forceinline__ void begin_sums(RowSums<A, kRows> (&sums)[kCount]) {
 #endif
 }
 
-// row_sum of kRows rows, first element of each value, from the joined slots of each thread's virtual
-// threads. `phase` alternates from 0 each time that the same sums are used again.
+// row_sum of kRows rows, in the first element of each value, from the joined slots of each thread's
+// virtual threads. `phase` alternates from 0 each time that the same sums are used again. A wait
+// that acquires for the block alone is enough: only shared memory passes between the blocks.
 template <class Kind, class A, int kRows>
 __device__ __forceinline__ void join_rows(A (&value)[kRows][Kind::kVirtual],
                                           const RowPart<Kind>& part, RowSums<A, kRows>& sums,

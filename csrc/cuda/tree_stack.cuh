@@ -75,7 +75,7 @@ __device__ __forceinline__ void join_slices(A (&column)[kElements], A* memory) {
 template <int kBlockThreads, class A, int kElements, class Finish>
 __device__ __forceinline__ void join_blocks(const A (&column)[kElements], A* memory,
                                             const Finish& finish) {
-  constexpr int kMaxBlocks = 8;
+  constexpr int kMaxBlocks = kMaxCluster;
   const auto cluster = cooperative_groups::this_cluster();
   const int blocks = cluster.num_blocks();
   if (threadIdx.y == 0) {

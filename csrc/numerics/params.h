@@ -63,7 +63,7 @@ struct BackwardParams {
   const void* rstd;    // contiguous
   void* grad_x;        // contiguous; null when nobody asked for it
   void* grad_weight;   // null when nobody asked for it
-  void* partials;      // A, [units, hidden]; null without grad_weight
+  void* partials;      // A, [units, hidden], 16-byte aligned; null without grad_weight
   int64_t rows;
   int64_t hidden;
   int64_t unit_leaves;

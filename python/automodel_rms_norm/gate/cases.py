@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from automodel_rms_norm.contexts import Function, Inputs
 
-__all__ = ["MODELS", "Case", "NormFunction", "accuracy_cases", "model_cases"]
+__all__ = ["DTYPES", "MODELS", "Case", "NormFunction", "accuracy_cases", "model_cases"]
 
 NormFunction = Callable[[Tensor, "Tensor | None", float, bool], Tensor]
 
@@ -31,11 +31,15 @@ QUICK_WIDTHS = (128, 2688, 4096)
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 _NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32", FP64: "fp64", None: "no"}
 
+DTYPES = {name: dtype for dtype, name in _NAMES.items() if dtype is not None}
+
 # dtypes of x and weight, zero_centered_gamma
 Variant = tuple[torch.dtype, "torch.dtype | None", bool]
 MAIN_VARIANTS: tuple[Variant, ...] = ((BF16, BF16, False), (FP32, FP32, True))
+PLAIN_FP32: Variant = (FP32, FP32, False)  # for norms that know no zero-centred weight
 VARIANTS: tuple[Variant, ...] = (
     *MAIN_VARIANTS,
+    PLAIN_FP32,
     (BF16, BF16, True),
     (BF16, FP32, False),
     (BF16, None, False),
@@ -92,7 +96,11 @@ def _case(rows: int, width: int, variant: Variant, eps: float, kind: str, note: 
         f"{', zero-centred' if zero_centered_gamma else ''}, {rows} x {width}, {note}"
     )
     inputs = Inputs(x.to(dtype), weight, normal(rows, width).to(dtype), eps)
-    main = variant == MAIN_VARIANTS[0] or (variant in MAIN_VARIANTS and width in QUICK_WIDTHS)
+    main = (
+        variant == MAIN_VARIANTS[0]
+        or (variant in MAIN_VARIANTS and width in QUICK_WIDTHS)
+        or (variant == PLAIN_FP32 and width == QUICK_WIDTHS[0])
+    )
     return Case(label, inputs, zero_centered_gamma, main)
 
 
@@ -101,13 +109,18 @@ def _rows(width: int) -> int:
     return max(19, 32768 // width + 3)
 
 
-def model_cases(quick: bool = False) -> Iterator[Case]:
-    """Random inputs of the widths of real models, on the CPU, with gains away from 1."""
-    for width, eps, models in MODELS:
-        if quick and width not in QUICK_WIDTHS:
+def model_cases(
+    quick: bool = False, widths: Sequence[int] = (), rows: int | None = None
+) -> Iterator[Case]:
+    """Random inputs on the CPU, with gains away from 1: of the widths of real models, or `widths`;
+    of a few rows each, or `rows`.
+    """
+    models = MODELS if not widths else [(width, 1e-6, "as asked") for width in widths]
+    for width, eps, note in models:
+        if quick and not widths and width not in QUICK_WIDTHS:
             continue
-        for variant in MAIN_VARIANTS if quick else VARIANTS:
-            yield _case(_rows(width), width, variant, eps, "plain", models)
+        for variant in (*MAIN_VARIANTS, PLAIN_FP32) if quick else VARIANTS:
+            yield _case(rows or _rows(width), width, variant, eps, "plain", note)
 
 
 def accuracy_cases(quick: bool = False) -> Iterator[Case]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -19,7 +20,7 @@ from automodel_rms_norm.gate.properties import PROPERTIES
 from automodel_rms_norm.gate.report import Report
 from automodel_rms_norm.gate.runner import Check, Outcome, not_run, run
 
-__all__ = ["check", "why_no_gpu"]
+__all__ = ["Selection", "check", "why_no_gpu"]
 
 
 def why_no_gpu() -> str:
@@ -31,17 +32,44 @@ def why_no_gpu() -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which cases to check: `quick` with fewer widths and dtypes; otherwise what is not empty."""
+
+    quick: bool = False
+    dtypes: tuple[torch.dtype, ...] = ()
+    widths: tuple[int, ...] = ()
+    rows: int | None = None
+
+    @property
+    def everything(self) -> bool:
+        """Whether widths and rows are left to the gate."""
+        return not self.widths and self.rows is None
+
+    def takes(self, case: Case) -> bool:
+        return not self.dtypes or case.inputs.x.dtype in self.dtypes
+
+
 def _checks(
-    target: Target, properties: Sequence[Property], device: str, quick: bool
+    target: Target, properties: Sequence[Property], device: str, selection: Selection
 ) -> Iterator[Check]:
     """Every check, with one that says so for each property that something is missing for."""
     no_gpu, no_capture, captured = why_no_gpu(), why_no_capture(), list[Case]()
-    if not no_capture:
+    if not no_capture and selection.everything:
         try:
             captured = captured_cases()
         except Exception as error:  # a transformers that has moved on
             no_capture = f"it could not be trained for one step: {type(error).__name__}: {error}"
-    models, accuracy = [*model_cases(quick), *captured], list(accuracy_cases(quick))
+    models = [*model_cases(selection.quick, selection.widths, selection.rows), *captured]
+    accuracy = list(accuracy_cases(selection.quick))
+    reasons: dict[str, None] = {}
+
+    def kept(cases: Sequence[Case]) -> list[Case]:
+        chosen = [case for case in cases if selection.takes(case)]
+        reasons.update({target.why_not(case): None for case in chosen})
+        return [case for case in chosen if not target.why_not(case)]
+
+    models, accuracy = kept(models), kept(accuracy)
     plans = []
     for name in ("cpu", "cuda") if device == "auto" else (device,):
         if name == "cuda" and no_gpu:
@@ -54,9 +82,11 @@ def _checks(
     for property in properties:
         for plan in plans:
             yield from property.checks(plan)
+        for reason in filter(None, reasons):
+            yield not_run(property.key, "some cases", reason)
         if device == "auto" and no_gpu:
             yield not_run(property.key, "every case on a GPU", f"on a GPU: {no_gpu}")
-        if no_capture and property.key != "P7":
+        if no_capture and selection.everything and property.key != "P7":
             yield not_run(property.key, "norms of a real model", f"on a real model: {no_capture}")
 
 
@@ -64,8 +94,9 @@ def check(
     target: Target = OP,
     properties: Sequence[Property] = PROPERTIES,
     device: str = "auto",
-    quick: bool = False,
+    selection: Selection | None = None,
     console: Console | None = None,
+    expected: Sequence[str] = (),
 ) -> Report:
     """Runs the checks on this machine.
 
@@ -73,9 +104,10 @@ def check(
         target: the norm.
         properties: the ones to check.
         device: "cpu", "cuda", or "auto" for both, as far as they are here.
-        quick: with fewer widths and dtypes.
+        selection: which cases; all of them by default.
         console: where progress is shown, a bar or, where it is no terminal, a line a property;
             nowhere by default.
+        expected: the properties that decide whether the target holds; all of them by default.
     """
     start = time.monotonic()
     console = console or Console(quiet=True)
@@ -88,7 +120,7 @@ def check(
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("making inputs", total=None)
-        checks = list(_checks(target, properties, device, quick))
+        checks = list(_checks(target, properties, device, selection or Selection()))
         progress.update(task, total=len(checks))
         meanings = {property.key: property.meaning for property in properties}
         for key, group in groupby(checks, lambda check: check.property):
@@ -101,4 +133,4 @@ def check(
                 count, spent = len(outcomes) - before, time.monotonic() - begin
                 console.print(f"{key} {meanings[key]}: {count} cases, {spent:.0f} s")
     seconds = time.monotonic() - start
-    return Report(target.name, meanings, environment(), outcomes, seconds)
+    return Report(target.name, meanings, environment(), outcomes, seconds, tuple(expected))

@@ -46,6 +46,8 @@ def p4(plan: Plan) -> Iterator[Check]:
             run = partial(_devices_agree, plan.target, case)
             yield Check("P4", case.label, "CUDA against CPU", run)
         return
+    if not plan.target.keeps_contract:
+        return
     supported, active = _C.supported_isas(), _C.active_isa()
     for isa in arn.build_info()["cpu_isas_compiled"]:
         if isa not in supported:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import automodel_rms_norm as arn
 from automodel_rms_norm.bits import Difference, compare
-from automodel_rms_norm.contexts import Inputs, eager
+from automodel_rms_norm.contexts import Function, Inputs, eager
 from automodel_rms_norm.gate.cases import Case, NormFunction
 from automodel_rms_norm.gate.runner import Check
 
@@ -27,16 +27,24 @@ class Target:
     """The norm under test: ``function(x, weight, eps, zero_centered_gamma) -> y``.
 
     ``rstd`` takes the same and returns rstd, of x's leading shape; None where the norm does not
-    tell it.
+    tell it. ``why_not`` gives the reason why a case cannot be asked of this norm, or nothing.
+    ``keeps_contract`` says that it claims this package's bits: the recorded digests, and the same
+    on every CPU instruction set.
     """
 
     name: str
     function: NormFunction
     rstd: NormFunction | None = None
+    why_not: Callable[[Case], str] = lambda case: ""
+    keeps_contract: bool = True
+
+    def bind(self, case: Case) -> Function:
+        """The norm as a function of x, weight and eps, as `case` has it."""
+        return case.bind(self.function)
 
     def results(self, case: Case, inputs: Inputs) -> dict[str, Tensor]:
         """y, the gradients and, if told, rstd of `inputs`: eager, grad mode, otherwise `case`."""
-        outputs = eager(case.bind(self.function), inputs)
+        outputs = eager(self.bind(case), inputs)
         results = {name: part for name, part in outputs._asdict().items() if part is not None}
         if self.rstd is not None:
             x, weight, _, eps = inputs

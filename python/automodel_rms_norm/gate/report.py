@@ -1,4 +1,4 @@
-"""The outcomes as one table for a terminal, and as JSON. Knows nothing of what was checked."""
+"""The outcomes for a terminal, as JSON and as Markdown. Knows nothing of what was checked."""
 
 from __future__ import annotations
 
@@ -40,13 +40,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What was checked, where, and what came of it. ``meanings`` has the properties in order."""
+    """What was checked, where, and what came of it. ``meanings`` has the properties in order.
+
+    ``expected`` are the properties that must hold, all if it is empty.
+    """
 
     target: str
     meanings: dict[str, str]
     environment: dict[str, str]
     outcomes: Sequence[Outcome]
     seconds: float
+    expected: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[Row]:
@@ -58,19 +62,42 @@ class Report:
     @property
     def holds(self) -> bool:
         """Whether something was run and nothing failed."""
-        statuses = {outcome.status for outcome in self.outcomes}
+        statuses = {o.status for o in self.outcomes if self._counts(o.property)}
         return HOLDS in statuses and FAILS not in statuses
+
+    def _counts(self, key: str) -> bool:
+        return not self.expected or key in self.expected
 
     def verdict(self) -> str:
         """One sentence."""
-        cases = sum(row.cases for row in self.rows)
-        failing = [row.key for row in self.rows if row.failures]
+        rows = [row for row in self.rows if self._counts(row.key)]
+        others = [row.key for row in self.rows if row.failures and not self._counts(row.key)]
+        aside = f" ({', '.join(others)} fail and need not hold)" if others else ""
+        cases = sum(row.cases for row in rows)
+        failing = [row.key for row in rows if row.failures]
         if failing:
-            failed = sum(len(row.failures) for row in self.rows)
-            return f"{', '.join(failing)} of {self.target} fail: {failed} of {cases} cases"
+            failed = sum(len(row.failures) for row in rows)
+            return f"{', '.join(failing)} of {self.target} fail: {failed} of {cases} cases{aside}"
         if not cases:
-            return f"no case of {self.target} could be run"
-        return f"{self.target} holds in all {cases} cases"
+            return f"no case of {self.target} could be run{aside}"
+        return f"{self.target} holds in all {cases} cases{aside}"
+
+    def as_markdown(self) -> str:
+        """A table of the properties, the reasons for what was not run, environment and verdict."""
+        lines = [
+            f"### {self.target}",
+            "",
+            "| property | what it means | cases | failures | first |",
+        ]
+        lines.append("|---|---|--:|--:|---|")
+        for row in self.rows:
+            first = _first_difference(row).replace("\n", "<br>").replace("|", "\\|")
+            lines.append(
+                f"| {row.key} | {row.meaning} | {row.cases} | {len(row.failures)} | {first} |"
+            )
+        lines += ["", *(f"- not run ({', '.join(k)}): {r}" for r, k in self._reasons().items())]
+        lines += ["", *(f"- {name}: {value}" for name, value in self.environment.items())]
+        return "\n".join([*lines, "", f"**{self.verdict()}**", ""])
 
     def print(self, console: Console) -> None:
         """Prints the table, the environment and the verdict."""

@@ -70,7 +70,7 @@ def p3(plan: Plan) -> Iterator[Check]:
 def _grad_weights_agree(
     target: Target, case: Case, name: str, variants: Callable[[Inputs], Iterable[Inputs]]
 ) -> Difference | None:
-    function, inputs = case.bind(target.function), flat(case.inputs)
+    function, inputs = target.bind(case), flat(case.inputs)
     expected = eager(function, inputs).grad_weight
     for variant in variants(inputs):
         actual = eager(function, variant).grad_weight
