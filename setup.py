@@ -110,8 +110,11 @@ def cxx_runtime() -> str:
 
 
 def openmp_runtime() -> str:
-    """The OpenMP runtime in this process, torch's. at::parallel_for is compiled into our library; on
-    another runtime's threads it would know nothing of torch.set_num_threads."""
+    """The OpenMP runtime in this process, torch's.
+
+    at::parallel_for is compiled into our library, and on the threads of another runtime it would
+    know nothing of torch.set_num_threads.
+    """
     return mapped_library("libgomp") or mapped_library("libomp") or mapped_library("libiomp5")
 
 
