@@ -15,6 +15,10 @@ MAKEFLAGS += --no-print-directory
 # Threads that spin between torch's parallel regions take the time of those that work.
 export OMP_WAIT_POLICY ?= passive
 
+# For the GPUs of this machine, or the one of the committed figures; pip builds for all.
+gpus := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | paste -sd';')
+export TORCH_CUDA_ARCH_LIST ?= $(or $(gpus),9.0)
+
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 STAMPS := $(VENV)/stamps
