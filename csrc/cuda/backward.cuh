@@ -96,16 +96,10 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
   typename Traits::Stages stages(memory, part);
   const auto start = [&](int i, int stage) {
     if (i < own_rows) {
-      stages.start(
-          stage, 0,
-          static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, first + i));
-      stages.start(stage, 1,
-                   static_cast<const X*>(params.grad_y) +
-                       numerics::row_offset(params.grad_y_layout, first + i));
+      stages.start(stage, 0, row_of<X>(params.x, params.x_layout, first + i));
+      stages.start(stage, 1, row_of<X>(params.grad_y, params.grad_y_layout, first + i));
       if constexpr (Traits::kAdd) {
-        stages.start(stage, 2,
-                     static_cast<const X*>(params.grad_sum) +
-                         numerics::row_offset(params.grad_sum_layout, first + i));
+        stages.start(stage, 2, row_of<X>(params.grad_sum, params.grad_sum_layout, first + i));
       }
     }
     stages.commit();

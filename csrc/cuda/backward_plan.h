@@ -14,7 +14,6 @@ constexpr int64_t kMaxColumnsLeaves = 32;
 constexpr int kColumnsBlocksPerMultiprocessor = 4;
 
 constexpr int64_t kUnitRows = 128;  // keep the partial sums under 2% of a bfloat16 x
-constexpr int kMaxUnitBlocks = kMaxCluster;
 
 struct BackwardPlan {
   bool fused;
@@ -37,7 +36,7 @@ constexpr int kMaxSliceLeaves = 8;
 template <class Kind>
 BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowShape& shape,
                         const DeviceLimits& limits) {
-  const size_t element = params.x_dtype == numerics::DType::kFloat32 ? 4 : 2;
+  const auto element = static_cast<size_t>(element_size(params.x_dtype));
   const int inputs = params.grad_sum != nullptr ? 3 : 2;
   const auto shared = [&](int64_t slice_leaves) {
     const size_t row = size_t{Kind::kChunks} * numerics::kSlots * Kind::kBlockThreads;
@@ -63,13 +62,13 @@ BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowS
   int unit_blocks = 1;
   if (params.grad_weight != nullptr && limits.clusters && shape.blocks == 1 &&
       blocks(slice) >= 2 * limits.multiprocessors) {
-    while (unit_blocks < kMaxUnitBlocks &&
+    while (unit_blocks < kMaxCluster &&
            unit_blocks * block_leaves * numerics::kLeafRows < kUnitRows) {
       unit_blocks *= 2;
     }
   }
-  return {shared(slice) <= limits.shared_per_block, unit_blocks * block_leaves, unit_blocks,
-          shared(slice)};
+  const size_t bytes = shared(slice);
+  return {bytes <= limits.shared_per_block, unit_blocks * block_leaves, unit_blocks, bytes};
 }
 
 // The kernel by columns: blocks across a row, and its shared memory.

@@ -156,6 +156,12 @@ __device__ __forceinline__ void store_chunk(X* row, const Chunk<X>& value, int64
   }
 }
 
+template <class X>
+__device__ __forceinline__ const X* row_of(const void* data, const numerics::RowLayout& layout,
+                                           int64_t row) {
+  return static_cast<const X*>(data) + numerics::row_offset(layout, row);
+}
+
 // The weight: nothing is read and nothing multiplied where there is none.
 template <class W>
 __device__ __forceinline__ Chunk<W> load_weight(const void* weight, int64_t chunk, int64_t hidden,

@@ -77,11 +77,9 @@ __global__ void __launch_bounds__(kColumnsThreads)
     for (int i = 0; i < leaf_rows; ++i) {
       const int64_t row = begin + i;
       const Chunk<X> x =
-          load_chunk(static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row),
-                     chunk, hidden, aligned.x);
-      const Chunk<X> grad_y = load_chunk(
-          static_cast<const X*>(params.grad_y) + numerics::row_offset(params.grad_y_layout, row),
-          chunk, hidden, aligned.grad_y);
+          load_chunk(row_of<X>(params.x, params.x_layout, row), chunk, hidden, aligned.x);
+      const Chunk<X> grad_y = load_chunk(row_of<X>(params.grad_y, params.grad_y_layout, row), chunk,
+                                         hidden, aligned.grad_y);
       const A rstd = static_cast<const A*>(params.rstd)[row];
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
@@ -159,12 +157,16 @@ __global__ void __launch_bounds__(kJoinThreads* kMaxJoinRuns)
 
 // --- Launch ---
 
+bool partials_are_aligned(const BackwardParams& params) {
+  return params.hidden % kJoinWidth == 0 && is_aligned(params.partials);
+}
+
 template <class X>
 cudaError_t launch_columns_as(const BackwardParams& params, cudaStream_t stream) {
   using A = numerics::Accumulate<X>;
   const ColumnsAlignment aligned{is_aligned(params.x, params.x_layout, params.x_dtype),
                                  is_aligned(params.grad_y, params.grad_y_layout, params.x_dtype),
-                                 params.hidden % kJoinWidth == 0 && is_aligned(params.partials)};
+                                 partials_are_aligned(params)};
   const int64_t column_blocks = columns_blocks(params.hidden);
   const auto grid = static_cast<unsigned>(params.units * column_blocks);
   const size_t shared = columns_stack_elements(params.unit_leaves) * sizeof(A);
@@ -200,8 +202,7 @@ cudaError_t launch_join_partials(const BackwardParams& params, cudaStream_t stre
     return numerics::visit_weight<X>(params.weight_dtype, [&](auto w) {
       using W = typename decltype(w)::type;
       if constexpr (!std::is_same_v<W, NoWeight>) {
-        const bool aligned = params.hidden % kJoinWidth == 0 && is_aligned(params.partials);
-        return config.launch(join_kernel<A, W>, params, run, aligned);
+        return config.launch(join_kernel<A, W>, params, run, partials_are_aligned(params));
       }
       return cudaSuccess;
     });

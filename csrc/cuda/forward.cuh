@@ -137,18 +137,19 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
   constexpr int kChunks = Traits::kChunks;
   constexpr int kVirtual = Traits::kVirtual;
   constexpr int kRows = Traits::kRows;
-  __shared__ RowSums<A, kRows> sums[1];
-  begin_sums<typename Traits::Kind>(sums);
+  static_assert(!Traits::kSpread, "a cluster's rows are staged");
+  __shared__ RowSums<A, kRows> sums;
   const RowPart<typename Traits::Kind> part(params.hidden);
   const A offset = gain_offset<A>(params.zero_centered_gamma);
-  const int64_t block = blockIdx.x / part.blocks;
-  const auto row_of = [&](int r) { return (block * kRows + r) * blockDim.y + threadIdx.y; };
+  const auto row_number = [&](int r) {
+    return (int64_t{blockIdx.x} * kRows + r) * blockDim.y + threadIdx.y;
+  };
 
   Chunk<X> x[kRows][kChunks];
   Chunk<X> residual[kRows][kChunks];
   const auto load_row = [&](Chunk<X>(&chunks)[kChunks], const void* data,
                             const numerics::RowLayout& layout, int64_t row) {
-    const X* const from = static_cast<const X*>(data) + numerics::row_offset(layout, row);
+    const X* const from = row_of<X>(data, layout, row);
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       if (part.has(k)) chunks[k] = load_whole_chunk(from, part.chunk(k));
@@ -156,31 +157,29 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
   };
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    if (row_of(r) >= params.rows) break;
-    load_row(x[r], params.x, params.x_layout, row_of(r));
+    if (row_number(r) >= params.rows) break;
+    load_row(x[r], params.x, params.x_layout, row_number(r));
     if constexpr (Traits::kAdd) {
-      load_row(residual[r], params.residual, params.residual_layout, row_of(r));
+      load_row(residual[r], params.residual, params.residual_layout, row_number(r));
     }
   }
   Weights<W, Traits> weights(params.weight, part);
   if constexpr (Traits::kAdd) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (row_of(r) >= params.rows) break;
-      add_residual(params, part, row_of(r), x[r], residual[r]);
+      if (row_number(r) >= params.rows) break;
+      add_residual(params, part, row_number(r), x[r], residual[r]);
     }
   }
 
   A sum[kRows][kVirtual];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    sum_squares(sum[r], x[r], part);
-  }
-  join_rows(sum, part, sums[0], 0);
+  for (int r = 0; r < kRows; ++r) sum_squares(sum[r], x[r], part);
+  join_rows(sum, part, sums, 0);
 
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const int64_t row = row_of(r);
+    const int64_t row = row_number(r);
     if (row >= params.rows) break;
     store_row(params, part, row, sum[r][0], x[r], weights, offset);
   }
@@ -204,7 +203,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
   const int64_t first = blockIdx.x / part.blocks * steps * step_rows;
   const int block_steps =
       static_cast<int>(min(int64_t{steps}, (params.rows - first + step_rows - 1) / step_rows));
-  const auto row_of = [&](int i, int r) {
+  const auto row_number = [&](int i, int r) {
     return first + i * step_rows + r * blockDim.y + threadIdx.y;
   };
 
@@ -212,14 +211,11 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
   const auto start = [&](int i, int stage) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int64_t row = row_of(i, r);
+      const int64_t row = row_number(i, r);
       if (i >= block_steps || row >= params.rows) break;
-      stages.start(stage, r,
-                   static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row));
+      stages.start(stage, r, row_of<X>(params.x, params.x_layout, row));
       if constexpr (Traits::kAdd) {
-        stages.start(stage, kRows + r,
-                     static_cast<const X*>(params.residual) +
-                         numerics::row_offset(params.residual_layout, row));
+        stages.start(stage, kRows + r, row_of<X>(params.residual, params.residual_layout, row));
       }
     }
     stages.commit();
@@ -239,11 +235,11 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) x[r][k] = stages.read(stage, r, k);
       if constexpr (Traits::kAdd) {
-        if (row_of(i, r) < params.rows) {
+        if (row_number(i, r) < params.rows) {
           Chunk<X> residual[kChunks];
 #pragma unroll
           for (int k = 0; k < kChunks; ++k) residual[k] = stages.read(stage, kRows + r, k);
-          add_residual(params, part, row_of(i, r), x[r], residual);
+          add_residual(params, part, row_number(i, r), x[r], residual);
         }
       }
       sum_squares(sum[r], x[r], part);
@@ -254,8 +250,8 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
     join_rows(sum, part, sums[i % 2], i / 2 % 2);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (row_of(i, r) >= params.rows) break;
-      store_row(params, part, row_of(i, r), sum[r][0], x[r], weights, offset);
+      if (row_number(i, r) >= params.rows) break;
+      store_row(params, part, row_number(i, r), sum[r][0], x[r], weights, offset);
     }
   }
 }

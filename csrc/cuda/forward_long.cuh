@@ -26,11 +26,9 @@ __device__ __forceinline__ void forward_long_row(const ForwardParams& params,
   using A = numerics::Accumulate<X>;
   const int64_t hidden = params.hidden;
   const A offset = gain_offset<A>(params.zero_centered_gamma);
-  const X* const x_row =
-      static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row);
+  const X* const x_row = row_of<X>(params.x, params.x_layout, row);
   const bool add = params.residual != nullptr;
-  const X* const residual_row =
-      static_cast<const X*>(params.residual) + numerics::row_offset(params.residual_layout, row);
+  const X* const residual_row = row_of<X>(params.residual, params.residual_layout, row);
   X* const sum_row = static_cast<X*>(params.sum) + row * hidden;
   const A sum = long_row_sum<A>(hidden, [&](A(&slots)[kSlots], int64_t chunk) {
     Chunk<X> x = load_chunk(x_row, chunk, hidden, aligned.x);

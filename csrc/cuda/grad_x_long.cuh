@@ -26,10 +26,8 @@ __device__ __forceinline__ void grad_x_long_row(const BackwardParams& params,
   using A = numerics::Accumulate<X>;
   const int64_t hidden = params.hidden;
   const A offset = gain_offset<A>(params.zero_centered_gamma);
-  const X* const x_row =
-      static_cast<const X*>(params.x) + numerics::row_offset(params.x_layout, row);
-  const X* const grad_y_row =
-      static_cast<const X*>(params.grad_y) + numerics::row_offset(params.grad_y_layout, row);
+  const X* const x_row = row_of<X>(params.x, params.x_layout, row);
+  const X* const grad_y_row = row_of<X>(params.grad_y, params.grad_y_layout, row);
   const A rstd = static_cast<const A*>(params.rstd)[row];
   // body(slot, t, xhat) for the elements of a chunk.
   const auto for_each_slot = [&](int64_t chunk, const auto& body) {
@@ -53,8 +51,7 @@ __device__ __forceinline__ void grad_x_long_row(const BackwardParams& params,
   X* const grad_x_row = static_cast<X*>(params.grad_x) + row * hidden;
   const X* const grad_sum_row = params.grad_sum == nullptr
                                     ? nullptr
-                                    : static_cast<const X*>(params.grad_sum) +
-                                          numerics::row_offset(params.grad_sum_layout, row);
+                                    : row_of<X>(params.grad_sum, params.grad_sum_layout, row);
   const int64_t chunks = numerics::chunks_in_row(hidden);
   for (int64_t chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) {
     A grad_x[kSlots];

@@ -69,13 +69,12 @@ __device__ __forceinline__ void join_slices(A (&column)[kElements], A* memory) {
 }
 
 #if defined(AUTOMODEL_HAS_CLUSTERS)
-// Joins the columns of slice 0 of a cluster's blocks, a power of two and at most 8, as an aligned
+// Joins the columns of slice 0 of a cluster's blocks, a power of two, as an aligned
 // tree, through memory as in join_slices. Each block finishes its part of the chunks:
 // finish(chunk, sums).
 template <int kBlockThreads, class A, int kElements, class Finish>
 __device__ __forceinline__ void join_blocks(const A (&column)[kElements], A* memory,
                                             const Finish& finish) {
-  constexpr int kMaxBlocks = kMaxCluster;
   const auto cluster = cooperative_groups::this_cluster();
   const int blocks = cluster.num_blocks();
   if (threadIdx.y == 0) {
@@ -91,15 +90,15 @@ __device__ __forceinline__ void join_blocks(const A (&column)[kElements], A* mem
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       A* const word = memory + (chunk / threads * kSlots + slot) * kBlockThreads + chunk % threads;
-      A value[kMaxBlocks];
+      A value[kMaxCluster];
 #pragma unroll
-      for (int b = 0; b < kMaxBlocks; ++b) {
+      for (int b = 0; b < kMaxCluster; ++b) {
         value[b] = b < blocks ? *cluster.map_shared_rank(word, b) : A(0);
       }
 #pragma unroll
-      for (int step = 1; step < kMaxBlocks; step *= 2) {
+      for (int step = 1; step < kMaxCluster; step *= 2) {
 #pragma unroll
-        for (int b = 0; b < kMaxBlocks; b += 2 * step) {
+        for (int b = 0; b < kMaxCluster; b += 2 * step) {
           value[b] = numerics::add(value[b], value[b + step]);
         }
       }
