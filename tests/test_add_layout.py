@@ -7,7 +7,7 @@ import support
 import torch
 from automodel_rms_norm.testing import assert_bitwise_equal
 from test_layout import COPIED, IN_PLACE, LAYOUTS, SHAPE, WEIGHT_LAYOUTS, contiguous
-from test_sizes import INT32_LIMIT, random_on, uninitialised
+from test_sizes import INT32_LIMIT, random_on, with_a_stride_above_int32
 from test_uninitialized import free_blocks_of_nan, poisoned_memory  # noqa: F401
 
 ARGUMENTS = ["x", "residual", "grad_y", "grad_sum"]
@@ -102,11 +102,8 @@ def test_bits_do_not_depend_on_alignment(dtype, offset, argument, device):
 
 @pytest.mark.parametrize("argument", ["residual", "grad_sum"])
 def test_strides_above_int32(argument, device, tmp_path):
-    hidden, stride = 300, INT32_LIMIT + 8
-    inputs = added.make_inputs(2, hidden, device=device)
-    memory = uninitialised(stride + hidden, device, tmp_path / "memory")
-    apart = memory.as_strided((2, hidden), (stride, 1))
-    apart.copy_(getattr(inputs, argument))
+    inputs = added.make_inputs(2, 300, device=device)
+    apart = with_a_stride_above_int32(getattr(inputs, argument), tmp_path / "memory")
     support.assert_same(added.run_op(inputs._replace(**{argument: apart})), added.run_op(inputs))
 
 

@@ -207,7 +207,14 @@ def test_checks_are_made_without_data(fake: bool) -> None:
 # --- Tags and schemas -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "rms_norm_forward", "rms_norm_backward"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{op}{step}"
+        for op in ("rms_norm", "add_rms_norm")
+        for step in ("", "_forward", "_backward")
+    ],
+)
 def test_the_op_is_tagged_for_the_compiler(name: str) -> None:
     op = getattr(OPS, name).default
     assert torch.Tag.pt2_compliant_tag in op.tags

@@ -186,14 +186,18 @@ def uninitialised(count: int, device: torch.device, path: Path) -> torch.Tensor:
     return torch.from_file(str(path), shared=True, size=count, dtype=torch.bfloat16)
 
 
+def with_a_stride_above_int32(rows: torch.Tensor, path: Path) -> torch.Tensor:
+    """The same two bfloat16 rows, more than 2^31 elements apart."""
+    stride = INT32_LIMIT + 8
+    memory = uninitialised(stride + rows.shape[1], rows.device, path)
+    return memory.as_strided(rows.shape, (stride, 1)).copy_(rows)
+
+
 @pytest.mark.case("flashinfer-3391")
 @pytest.mark.parametrize("argument", ["x", "grad_y"])
 def test_strides_above_int32(argument, device, tmp_path):
-    hidden, stride = 300, INT32_LIMIT + 8
-    inputs = support.make_inputs(2, hidden, device=device)
-    memory = uninitialised(stride + hidden, device, tmp_path / "memory")
-    apart = memory.as_strided((2, hidden), (stride, 1))
-    apart.copy_(getattr(inputs, argument))
+    inputs = support.make_inputs(2, 300, device=device)
+    apart = with_a_stride_above_int32(getattr(inputs, argument), tmp_path / "memory")
     support.assert_same(
         support.run_op(inputs._replace(**{argument: apart})), support.run_op(inputs)
     )

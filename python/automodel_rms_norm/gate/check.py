@@ -62,12 +62,12 @@ def _checks(
             no_capture = f"it could not be trained for one step: {type(error).__name__}: {error}"
     models = [*model_cases(selection.quick, selection.widths, selection.rows), *captured]
     accuracy = list(accuracy_cases(selection.quick))
-    reasons: dict[str, None] = {}
+    reasons: dict[str, None] = {}  # in the order of the cases
 
     def kept(cases: Sequence[Case]) -> list[Case]:
-        chosen = [case for case in cases if selection.takes(case)]
-        reasons.update({target.why_not(case): None for case in chosen})
-        return [case for case in chosen if not target.why_not(case)]
+        why = [(case, target.why_not(case)) for case in filter(selection.takes, cases)]
+        reasons.update({reason: None for _, reason in why if reason})
+        return [case for case, reason in why if not reason]
 
     models, accuracy = kept(models), kept(accuracy)
     plans = []
@@ -82,7 +82,7 @@ def _checks(
     for property in properties:
         for plan in plans:
             yield from property.checks(plan)
-        for reason in filter(None, reasons):
+        for reason in reasons:
             yield not_run(property.key, "some cases", reason)
         if device == "auto" and no_gpu:
             yield not_run(property.key, "every case on a GPU", f"on a GPU: {no_gpu}")

@@ -59,10 +59,10 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _count(text: str) -> int:
-    (count,) = _counts(text) if text.count(",") == 0 else (0,)
-    if not count:
+    counts = _counts(text)
+    if len(counts) != 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return count
+    return counts[0]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,6 +121,8 @@ def _open(path: str | None) -> IO[str] | None:
 def _check(options: argparse.Namespace) -> int:
     if options.device == "cuda" and (reason := why_no_gpu()):
         return _complaint(f"--device cuda: {reason}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a target may be a file of the current folder
     try:
         target = load(options.target)
     except TargetError as error:
@@ -154,7 +156,6 @@ def _check(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status: 0, 1, or 2 for a wrong argument."""
     options = _parser().parse_args(arguments)
-    sys.path.insert(0, "")  # a target may be a file of the current folder
     if options.command == "info":
         for name, value in environment().items():
             print(f"{name:20}{value}")
