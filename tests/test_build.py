@@ -305,6 +305,7 @@ IN_WHEEL = {
     "py.typed",
     "gate/__init__.py",
     "gate/cli.py",
+    "gate/commands/check.py",
     "include/automodel/rms_norm.h",
     "lib/libautomodel_rms_norm.so",
 }

@@ -13,6 +13,7 @@ from automodel_rms_norm import contexts, golden
 from automodel_rms_norm.bits import Difference
 from automodel_rms_norm.gate import capture, check, cli, properties, rows, runner
 from automodel_rms_norm.gate.cases import MODELS, Case, accuracy_cases, model_cases
+from automodel_rms_norm.gate.commands import arguments as shared_arguments
 from automodel_rms_norm.gate.plan import OP, Target
 from automodel_rms_norm.gate.properties import PROPERTIES
 from automodel_rms_norm.gate.report import Report
@@ -218,7 +219,7 @@ def test_exit_0_where_all_hold(capsys, monkeypatch, tmp_path):
 @pytest.mark.usefixtures("small")
 def test_exit_1_and_the_first_difference_where_one_fails(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "220")
-    monkeypatch.setattr(cli, "load", lambda name: Target("faulty.norm", by_batch))
+    monkeypatch.setattr(shared_arguments, "load", lambda name: Target("faulty.norm", by_batch))
     path = tmp_path / "report.json"
     arguments = ["check", "--device", "cpu", "--property", "p5,P3", "--json", str(path)]
     assert cli.main(arguments) == 1
