@@ -27,7 +27,7 @@ set(AUTOMODEL_CUDA_SOURCES
     csrc/cuda/backward_fp16.cu
     csrc/cuda/backward_fp32.cu
     csrc/cuda/backward_fp64.cu
-    csrc/cuda/columns.cu
+    csrc/cuda/join.cu
     csrc/cuda/forward_bf16.cu
     csrc/cuda/forward_fp16.cu
     csrc/cuda/forward_fp32.cu

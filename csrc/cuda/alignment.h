@@ -39,6 +39,11 @@ inline bool is_aligned(const void* data, int64_t row_stride, numerics::DType dty
   return is_aligned(data) && row_stride * element_size(dtype) % 16 == 0;
 }
 
+// For kernels that take four columns or more at once.
+inline bool partials_are_aligned(const numerics::BackwardParams& params) {
+  return params.hidden % 4 == 0 && is_aligned(params.partials);
+}
+
 // Whether every row is whole aligned chunks, in A = float.
 inline bool rows_are_whole(const numerics::ForwardParams& params) {
   return params.x_dtype != numerics::DType::kFloat64 && params.hidden % numerics::kSlots == 0 &&

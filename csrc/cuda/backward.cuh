@@ -1,16 +1,13 @@
-// grad_x, and grad_weight's partial sums with it. Three ways, all with the same bits:
+// grad_x, and grad_weight's partial sums with it. Two ways, both with the same bits:
 //
 // fused: rows of whole aligned chunks. A block, or a cluster, takes a unit of rows and keeps the
 // columns' sums beside them, so x and grad_y are read once.
 //
-// long: any others, very long rows and float64. grad_x by reading a row twice, grad_weight by
-// columns.
-//
-// columns (columns.cu): grad_weight alone.
+// long (backward_long.cuh): any others, very long rows, float64, few rows, and grad_weight alone.
 #pragma once
 
+#include "cuda/backward_long.cuh"
 #include "cuda/backward_plan.h"
-#include "cuda/grad_x_long.cuh"
 #include "cuda/row_stages.cuh"
 #include "cuda/row_sum.cuh"
 #include "cuda/tree_stack.cuh"
@@ -18,21 +15,21 @@
 
 namespace automodel::cuda {
 
-using numerics::BackwardParams;
-using numerics::kLeafRows;
-
 // --- Traits ---
 
-template <class X, class W, class Kind_, bool kAdd_>
+template <class X, class W, class Kind_, bool kAdd_, bool kWantWeight_>
 struct BackwardTraits : Kind_ {
   using Kind = Kind_;
+  using Part = RowPart<X, Kind>;
   static constexpr bool kAdd = kAdd_;  // there is a gradient of the sum
   using Kind::kBlockThreads;
   using Kind::kChunks;
   static constexpr int kElements = kChunks * kSlots;
-  static constexpr int kStages = backward_stages(sizeof(X), kChunks);
+  static constexpr int kStages = backward_stages<Kind>(sizeof(X), kAdd ? 3 : 2);
+  static constexpr bool kWantWeight = kWantWeight_;
   // Blocks that a multiprocessor is to hold, which limits the registers of a thread.
-  static constexpr int kBlocks = kLargeBlock / kBlockThreads;
+  static constexpr int kThreads = !kWantWeight && kChunks <= 2 ? 2 * kLargeBlock : kLargeBlock;
+  static constexpr int kBlocks = kThreads / kBlockThreads;
   static constexpr bool kKeepRow =
       sizeof(X) == 2 && kChunks == 3 && !kAdd;  // in registers, rather than read it again
   using Stages = RowStages<X, Kind, kAdd ? 3 : 2, kStages>;
@@ -43,16 +40,16 @@ struct BackwardTraits : Kind_ {
 // --- Kernels ---
 
 // The gains of a thread's chunks.
-template <class A, class W, class Kind>
+template <class A, class W, class Traits>
 struct Gains {
-  A gain[Kind::kChunks][kSlots];
+  A gain[Traits::kChunks][kSlots];
 
-  __device__ __forceinline__ Gains(const BackwardParams& params, const RowPart<Kind>& part) {
+  __device__ __forceinline__ Gains(const BackwardParams& params,
+                                   const typename Traits::Part& part) {
     const A offset = gain_offset<A>(params.zero_centered_gamma);
 #pragma unroll
-    for (int k = 0; k < Kind::kChunks; ++k) {
-      if (!part.has(k)) break;
-      const Chunk<W> weight = load_whole_weight<W>(params.weight, part.chunk(k));
+    for (int k = 0; k < Traits::kChunks; ++k) {
+      const Chunk<W> weight = part.template load_weight<W>(params.weight, k);
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
         gain[k][slot] = numerics::add(numerics::to_accumulate<A>(weight.get(slot)), offset);
@@ -63,24 +60,25 @@ struct Gains {
     return numerics::mul(value, gain[k][slot]);
   }
 };
-template <class A, class Kind>
-struct Gains<A, NoWeight, Kind> {
-  __device__ __forceinline__ Gains(const BackwardParams&, const RowPart<Kind>&) {}
+template <class A, class Traits>
+struct Gains<A, NoWeight, Traits> {
+  __device__ __forceinline__ Gains(const BackwardParams&, const typename Traits::Part&) {}
   __device__ __forceinline__ A apply(A value, int, int) const { return value; }
 };
 
 // A block of (threads, slices), or a cluster that shares rows, takes a part of a unit: slice s its
 // s-th aligned subtree of leaves. The unit_blocks blocks of a unit are a cluster.
-template <class X, class W, class Traits, bool kWantWeight>
+template <class X, class W, class Traits>
 __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
     backward_kernel(const BackwardParams params, const int unit_blocks) {
   using A = numerics::Accumulate<X>;
   constexpr int kChunks = Traits::kChunks;
   constexpr int kVirtual = Traits::kVirtual;
   constexpr int kStages = Traits::kStages;
+  constexpr bool kWantWeight = Traits::kWantWeight;
   __shared__ RowSums<A, 1> sums[2];
   begin_sums<typename Traits::Kind>(sums);
-  const RowPart<typename Traits::Kind> part(params.hidden);
+  const typename Traits::Part part(params.hidden);
   const int slices = blockDim.y;
   const int slice_leaves = static_cast<int>(params.unit_leaves) / (unit_blocks * slices);
   const int slice_rows = slice_leaves * kLeafRows;
@@ -107,18 +105,19 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
 #pragma unroll
   for (int i = 0; i < kStages; ++i) start(i, i);
 
-  const Gains<A, W, typename Traits::Kind> gains(params, part);
+  const Gains<A, W, Traits> gains(params, part);
   TreeStack<A, Traits::kElements, Traits::kBlockThreads> stack(
       reinterpret_cast<A*>(memory + Traits::Stages::kBytes / sizeof(uint4)));
   A column[Traits::kElements] = {};
   const A* const rstds = static_cast<const A*>(params.rstd) + first;
-  A next_rstd = own_rows > 0 ? rstds[0] : A(0);
   X* grad_x_row = static_cast<X*>(params.grad_x) + first * params.hidden;
   const A hidden = static_cast<A>(params.hidden);
 
-  int stage = 0;
+  A next_rstd = own_rows > 0 ? rstds[0] : A(0);
+
 #pragma unroll 1
   for (int i = 0; i < block_rows; ++i) {
+    const int stage = i % kStages;
     const A rstd = next_rstd;
     if (i + 1 < own_rows) next_rstd = rstds[i + 1];
     stages.wait();
@@ -130,32 +129,30 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
     };
     // body(slot, grad_y, t, xhat) for the elements of a chunk.
     const auto for_each_slot = [&](int k, const auto& body) {
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
+      part.for_each_slot(k, [&](int slot) {
         const A g = numerics::to_accumulate<A>(grad_y[k].get(slot));
         const A xhat = numerics::mul(numerics::to_accumulate<A>(x[k].get(slot)), rstd);
         body(slot, g, gains.apply(g, k, slot), xhat);
-      }
+      });
     };
 
-    A slots[kVirtual][kSlots] = {};
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      if (!part.has(k)) break;
-      read(k);
-      for_each_slot(k, [&](int slot, A, A t, A xhat) {
-        A& acc = slots[k % kVirtual][slot];
-        acc = numerics::fma(t, xhat, acc);
-      });
-    }
-    if constexpr (Traits::kKeepRow) {
-      stages.release();
-      start(i + kStages, stage);
-    }
     A sum[1][kVirtual];
 #pragma unroll
-    for (int v = 0; v < kVirtual; ++v) sum[0][v] = join_slots(slots[v]);
-    join_rows(sum, part, sums[i % 2], i / 2 % 2);
+    for (int v = 0; v < kVirtual; ++v) {
+      A slots[kSlots] = {};
+#pragma unroll
+      for (int k = v; k < kChunks; k += kVirtual) {
+        if (!part.has(k)) break;
+        read(k);
+        for_each_slot(k, [&](int slot, A, A t, A xhat) {
+          slots[slot] = numerics::fma(t, xhat, slots[slot]);
+        });
+      }
+      sum[0][v] = join_slots<typename Traits::Part>(slots);
+    }
+    if constexpr (Traits::kKeepRow) start(i + kStages, stage);
+    send_sums(sum, part, sums[i % 2]);
+    receive_sums(sum, part, sums[i % 2], i / 2 % 2);
     const A mean = numerics::div(sum[0][0], hidden);
 
     if (i < own_rows) {
@@ -177,7 +174,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
           }
         });
         if constexpr (Traits::kAdd) add_chunk(grad_x, stages.read(stage, 2, k));
-        store_whole_chunk(grad_x_row, part.chunk(k), round_chunk<X>(grad_x));
+        part.store(grad_x_row, k, round_chunk<X>(grad_x));
       }
       grad_x_row += params.hidden;
       if constexpr (kWantWeight) {
@@ -196,26 +193,23 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
         }
       }
     }
-    if constexpr (!Traits::kKeepRow) {
-      stages.release();
-      start(i + kStages, stage);
-    }
-    stage = stage + 1 < kStages ? stage + 1 : 0;
+    if constexpr (!Traits::kKeepRow) start(i + kStages, stage);
   }
 
   if constexpr (kWantWeight) {
     let_next_kernel_begin();
     __syncthreads();  // nobody reads rows from the stages' memory any more
     A* const meeting = reinterpret_cast<A*>(memory);
-    join_slices<Traits::kBlockThreads>(column, meeting);
+    join_slices<Traits::kBlockThreads>(column, meeting, blockDim.x);
     const int64_t unit = blockIdx.x / (unit_blocks * part.blocks);
     A* const partial = static_cast<A*>(params.partials) + unit * params.hidden;
+    const auto finish = [&](int k, int thread, const A(&sum)[kSlots]) {
+      part.of_thread(thread).store(partial, k, round_chunk<A>(sum));
+    };
 #if defined(AUTOMODEL_HAS_CLUSTERS)
     if constexpr (!Traits::kSpread) {
       if (unit_blocks > 1) {
-        join_blocks<Traits::kBlockThreads>(column, meeting, [&](int chunk, const Chunk<A>& sum) {
-          if (chunk < part.chunks) store_whole_chunk(partial, chunk, sum);
-        });
+        join_blocks<Traits::kBlockThreads>(column, meeting, finish);
         return;
       }
     }
@@ -223,50 +217,45 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
     if (threadIdx.y != 0) return;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      if (!part.has(k)) break;
-      Chunk<A> sum;
+      A sum[kSlots];
 #pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) sum.set(slot, column[k * kSlots + slot]);
-      store_whole_chunk(partial, part.chunk(k), sum);
+      for (int slot = 0; slot < kSlots; ++slot) sum[slot] = column[k * kSlots + slot];
+      finish(k, threadIdx.x, sum);
     }
   }
 }
 
 // --- Launch ---
 
-template <class X, class W, class Kind, bool kAdd>
+template <class X, class W, class Kind, bool kAdd, bool kWantWeight>
 cudaError_t launch_fused(const BackwardParams& params, const BackwardPlan& plan,
                          const RowShape& shape, cudaStream_t stream) {
-  using Traits = BackwardTraits<X, W, Kind, kAdd>;
+  using Traits = BackwardTraits<X, W, Kind, kAdd, kWantWeight>;
   if (plan.shared < Traits::Stages::kBytes) return cudaErrorInvalidValue;
-  LaunchConfig config =
-      rows_config(params.units, plan.unit_blocks * shape.blocks, shape, plan.shared, stream);
-  if constexpr (!std::is_same_v<W, NoWeight>) {
-    if (params.grad_weight != nullptr) {
-      return config.launch(backward_kernel<X, W, Traits, true>, params, plan.unit_blocks);
-    }
-  }
-  return config.launch(backward_kernel<X, W, Traits, false>, params, plan.unit_blocks);
+  return rows_config(params.units, plan.unit_blocks * shape.blocks, shape, plan.shared, stream)
+      .launch(backward_kernel<X, W, Traits>, params, plan.unit_blocks);
 }
 
 template <class X>
-cudaError_t launch_grad_x_as(const BackwardParams& params, const BackwardPlan& plan,
-                             cudaStream_t stream) {
+cudaError_t launch_backward_as(const BackwardParams& params, const BackwardPlan& plan,
+                               cudaStream_t stream) {
   return numerics::visit_weight<X>(params.weight_dtype, [&](auto type) {
     using W = typename decltype(type)::type;
     if constexpr (sizeof(X) <= 4) {
       if (plan.fused) {
         cudaError_t error = cudaSuccess;
-        visit_row_kind(params.hidden, device_limits(), [&](auto kind, const RowShape& shape) {
+        const auto launch = [&](auto kind, const RowShape& shape, auto want) {
           using Kind = decltype(kind);
+          constexpr bool kWantWeight = want && !std::is_same_v<W, NoWeight>;
           error = params.grad_sum != nullptr
-                      ? launch_fused<X, W, Kind, true>(params, plan, shape, stream)
-                      : launch_fused<X, W, Kind, false>(params, plan, shape, stream);
-        });
+                      ? launch_fused<X, W, Kind, true, kWantWeight>(params, plan, shape, stream)
+                      : launch_fused<X, W, Kind, false, kWantWeight>(params, plan, shape, stream);
+        };
+        visit_backward_kind(params, device_limits(), launch);
         return error;
       }
     }
-    return launch_grad_x_long<X, W>(params, stream);
+    return launch_backward_long<X, W>(params, stream);
   });
 }
 

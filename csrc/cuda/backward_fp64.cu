@@ -1,4 +1,4 @@
 #include "cuda/backward.cuh"
 
-template cudaError_t automodel::cuda::launch_grad_x_as<double>(const numerics::BackwardParams&,
-                                                               const BackwardPlan&, cudaStream_t);
+template cudaError_t automodel::cuda::launch_backward_as<double>(const numerics::BackwardParams&,
+                                                                 const BackwardPlan&, cudaStream_t);

@@ -9,9 +9,32 @@
 
 namespace automodel::cuda {
 
-constexpr int kColumnsThreads = 128;
-constexpr int64_t kMaxColumnsLeaves = 32;
-constexpr int kColumnsBlocksPerMultiprocessor = 4;
+// Calls f(RowKind, RowShape, want) for the kernel that takes a row, with or without grad_weight; false
+// where none does. Columns' sums live in registers and, by levels, in shared memory, so with them
+// two blocks share a row where without them one holds it. The longest rows, and three inputs, are
+// better off with more and smaller blocks.
+template <class F>
+bool visit_backward_kind(const numerics::BackwardParams& params, const DeviceLimits& limits, F f) {
+  const int64_t hidden = params.hidden;
+  const int threads = numerics::virtual_threads(hidden);
+  const bool small = limits.clusters && chunks_of_virtual_thread(hidden) == 2 &&
+                     (threads == numerics::kMaxVirtualThreads ||
+                      (threads > 2 * kLargeBlock && params.grad_sum != nullptr));
+  const auto visit = [&](auto want) {
+    const auto with_want = [&](auto kind, const RowShape& shape) { f(kind, shape, want); };
+    if (visit_short_kind(hidden, with_want)) return true;
+    if (small) {
+      with_want(RowKind<4, 2, kSmallBlock, true>{},
+                RowShape{kSmallBlock, 1, threads / (2 * kSmallBlock)});
+      return true;
+    }
+    if (want && threads <= 2 * kLargeBlock) {
+      return visit_long_kind<kLargeBlock, 2>(hidden, limits, with_want);
+    }
+    return visit_long_kind<kLargeBlock, 4>(hidden, limits, with_want);
+  };
+  return params.grad_weight != nullptr ? visit(std::true_type{}) : visit(std::false_type{});
+}
 
 constexpr int64_t kUnitRows = 128;  // keep the partial sums under 2% of a bfloat16 x
 
@@ -26,9 +49,12 @@ struct BackwardPlan {
 // them stays in registers.
 inline int kept_levels(int64_t leaves) { return numerics::tree_levels(leaves) - 1; }
 
-// Rows in flight for a thread of the fused kernel.
-constexpr int backward_stages(size_t element, int chunks) {
-  return chunks == 1 ? 4 : chunks > 2 && element == 4 ? 1 : 2;
+// Rows in flight for a thread of the fused kernel, as far as shared memory goes.
+template <class Kind>
+constexpr int backward_stages(size_t element, int inputs) {
+  if (Kind::kChunks == 1) return 4;
+  if (element == 4) return Kind::kChunks == 2 || (Kind::kChunks == 3 && inputs == 2) ? 2 : 1;
+  return Kind::kChunks == 2 && Kind::kBlockThreads == kLargeBlock && inputs == 2 ? 3 : 2;
 }
 
 constexpr int kMaxSliceLeaves = 8;
@@ -42,21 +68,21 @@ BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowS
     const size_t row = size_t{Kind::kChunks} * numerics::kSlots * Kind::kBlockThreads;
     const int levels = params.grad_weight != nullptr ? kept_levels(slice_leaves) : 0;
     return row *
-           (inputs * element * backward_stages(element, Kind::kChunks) + sizeof(float) * levels);
+           (inputs * element * backward_stages<Kind>(element, inputs) + sizeof(float) * levels);
   };
   const int64_t leaves = numerics::leaves_in(params.rows);
   const auto blocks = [&](int64_t slice_leaves) {
     return leaves / (slice_leaves * shape.rows) * shape.blocks;
   };
   // The longer a slice, the fewer partial sums; but a multiprocessor is to hold kLargeBlock threads
-  // at least.
+  // at least. Without sums a longer one is for clusters, which are slow to begin.
   const size_t shared_limit = limits.shared_per_block / (kLargeBlock / Kind::kBlockThreads);
+  const bool want_weight = params.grad_weight != nullptr;
+  const int64_t enough = (want_weight ? 1 : 4) * int64_t{limits.multiprocessors};
   int64_t slice = 1;
-  if (params.grad_weight != nullptr) {
-    while (slice < kMaxSliceLeaves && blocks(2 * slice) >= limits.multiprocessors &&
-           shared(2 * slice) <= shared_limit) {
-      slice *= 2;
-    }
+  while ((want_weight || shape.blocks > 1) && slice < kMaxSliceLeaves &&
+         blocks(2 * slice) >= enough && shared(2 * slice) <= shared_limit) {
+    slice *= 2;
   }
   const int64_t block_leaves = slice * shape.rows;
   int unit_blocks = 1;
@@ -71,31 +97,45 @@ BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowS
   return {bytes <= limits.shared_per_block, unit_blocks * block_leaves, unit_blocks, bytes};
 }
 
-// The kernel by columns: blocks across a row, and its shared memory.
+// The kernel for rows of any length has blocks for rows and blocks for columns, in kLongSlices
+// slices of a unit.
+constexpr int kLongThreads = 256;
+constexpr int kLongSlices = 16;
+constexpr int kLongColumns = kLongThreads / kLongSlices;  // chunks across
+constexpr int64_t kMaxLongSliceLeaves = 8;
+constexpr int kLongBlocksPerMultiprocessor = 4;
+
 inline int64_t columns_blocks(int64_t hidden) {
-  const int64_t chunks = numerics::chunks_in_row(hidden);
-  return (chunks + kColumnsThreads - 1) / kColumnsThreads;
+  return (numerics::chunks_in_row(hidden) + kLongColumns - 1) / kLongColumns;
 }
 
-inline int64_t columns_stack_elements(int64_t unit_leaves) {
-  return int64_t{kept_levels(unit_leaves)} * numerics::kSlots * kColumnsThreads;
+// Elements of shared memory: the slices' trees, and where they meet.
+inline int64_t columns_elements(int64_t unit_leaves) {
+  return int64_t{kept_levels(unit_leaves / kLongSlices) + 1} * numerics::kSlots * kLongThreads;
 }
 
-inline BackwardPlan plan_columns(const numerics::BackwardParams& params,
-                                 const DeviceLimits& limits) {
+inline BackwardPlan plan_long(const numerics::BackwardParams& params, const DeviceLimits& limits) {
   const int64_t leaves = numerics::leaves_in(params.rows);
   const int64_t columns = columns_blocks(params.hidden);
-  const int64_t blocks = int64_t{kColumnsBlocksPerMultiprocessor} * limits.multiprocessors;
-  int64_t unit = 1;
-  while (unit < kMaxColumnsLeaves && leaves / (2 * unit) * columns >= blocks) unit *= 2;
-  return {false, unit, 1, 0};
+  const int64_t enough = int64_t{kLongBlocksPerMultiprocessor} * limits.multiprocessors;
+  int64_t slice = 1;
+  while (slice < kMaxLongSliceLeaves && leaves / (2 * slice * kLongSlices) * columns >= enough) {
+    slice *= 2;
+  }
+  return {false, slice * kLongSlices, 1, 0};
+}
+
+// So few rows that the kernel for rows of any length is faster, whose blocks take one row, and not a
+// leaf of them in turn.
+inline bool few_rows(const numerics::BackwardParams& params) {
+  return params.rows <= 256 || (params.rows <= 1024 && params.hidden <= 1024);
 }
 
 inline BackwardPlan plan_backward(const numerics::BackwardParams& params,
                                   const DeviceLimits& limits) {
-  BackwardPlan plan = plan_columns(params, limits);
-  if (params.grad_x == nullptr || !rows_are_whole(params)) return plan;
-  visit_row_kind(params.hidden, limits, [&](auto kind, const RowShape& shape) {
+  BackwardPlan plan = plan_long(params, limits);
+  if (params.grad_x == nullptr || !rows_are_whole(params) || few_rows(params)) return plan;
+  visit_backward_kind(params, limits, [&](auto kind, const RowShape& shape, auto) {
     const BackwardPlan fused = plan_fused(params, kind, shape, limits);
     if (fused.fused) plan = fused;
   });

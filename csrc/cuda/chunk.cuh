@@ -16,6 +16,19 @@ namespace automodel::cuda {
 using numerics::kSlots;
 using numerics::NoWeight;
 
+// 8 bytes, or a multiple of 16, at once.
+template <int kCount>
+__device__ __forceinline__ void copy_words(uint32_t* to, const uint32_t* from) {
+  if constexpr (kCount == 2) {
+    *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+    }
+  }
+}
+
 template <class X>
 struct Chunk {
   static constexpr int kWords = sizeof(X) * kSlots / sizeof(uint32_t);
@@ -55,6 +68,18 @@ struct Chunk {
   __device__ __forceinline__ uint4 piece(int piece) const {
     return make_uint4(word[4 * piece], word[4 * piece + 1], word[4 * piece + 2],
                       word[4 * piece + 3]);
+  }
+
+  // Part p of kParts of the chunk, from or to memory that is aligned to its size or 16 bytes.
+  template <int kParts>
+  __device__ __forceinline__ void load_words(int p, const X* from) {
+    constexpr int kCount = kWords / kParts;
+    copy_words<kCount>(word + p * kCount, reinterpret_cast<const uint32_t*>(from));
+  }
+  template <int kParts>
+  __device__ __forceinline__ void store_words(int p, X* to) const {
+    constexpr int kCount = kWords / kParts;
+    copy_words<kCount>(reinterpret_cast<uint32_t*>(to), word + p * kCount);
   }
 
   // Makes the compiler convert the elements again after this point, rather than keep both forms of
@@ -177,15 +202,6 @@ __device__ __forceinline__ Chunk<W> load_weight(const void* weight, int64_t chun
 template <class A>
 __device__ __forceinline__ A gain_offset(bool zero_centered_gamma) {
   return zero_centered_gamma ? A(1) : -A(0);
-}
-
-template <class W>
-__device__ __forceinline__ Chunk<W> load_whole_weight(const void* weight, int64_t chunk) {
-  if constexpr (std::is_same_v<W, NoWeight>) {
-    return {};
-  } else {
-    return load_whole_chunk(static_cast<const W*>(weight), chunk);
-  }
 }
 
 template <class A, class W>

@@ -50,21 +50,16 @@ int64_t choose_unit_leaves(const numerics::BackwardParams& params) {
 }
 
 cudaError_t launch_backward(const numerics::BackwardParams& params, cudaStream_t stream) {
+  if (params.grad_x == nullptr && params.grad_weight == nullptr) return cudaSuccess;
   const BackwardPlan plan = plan_backward(params, device_limits());
   if (params.grad_weight != nullptr && plan.unit_leaves != params.unit_leaves) {
     return cudaErrorInvalidValue;  // params have changed since choose_unit_leaves
   }
-  if (params.grad_x != nullptr) {
-    const cudaError_t error = numerics::visit_x(params.x_dtype, [&](auto x) {
-      return launch_grad_x_as<typename decltype(x)::type>(params, plan, stream);
-    });
-    if (error != cudaSuccess) return error;
-  }
-  if (params.grad_weight == nullptr) return cudaSuccess;
-  if (!plan.fused) {
-    const cudaError_t error = launch_columns(params, stream);
-    if (error != cudaSuccess) return error;
-  }
+  const cudaError_t error = numerics::visit_x(params.x_dtype, [&](auto x) {
+    return launch_backward_as<typename decltype(x)::type>(params, plan, stream);
+  });
+  const bool finished = params.grad_weight == nullptr || (!plan.fused && params.units == 1);
+  if (error != cudaSuccess || finished) return error;
   return launch_join_partials(params, stream);
 }
 

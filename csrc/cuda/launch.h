@@ -33,11 +33,10 @@ struct BackwardPlan;
 template <class X>
 cudaError_t launch_forward_as(const numerics::ForwardParams& params, cudaStream_t stream);
 template <class X>
-cudaError_t launch_grad_x_as(const numerics::BackwardParams& params, const BackwardPlan& plan,
-                             cudaStream_t stream);
+cudaError_t launch_backward_as(const numerics::BackwardParams& params, const BackwardPlan& plan,
+                               cudaStream_t stream);
 
-// grad_weight alone.
-cudaError_t launch_columns(const numerics::BackwardParams& params, cudaStream_t stream);
+// grad_weight from the partial sums of several units.
 cudaError_t launch_join_partials(const numerics::BackwardParams& params, cudaStream_t stream);
 
 }  // namespace automodel::cuda

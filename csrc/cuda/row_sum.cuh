@@ -9,7 +9,6 @@ namespace automodel::cuda {
 
 using numerics::kGroup;
 
-constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMaxBlockThreads = 1024;
 static_assert(kWarp == kGroup, "a warp holds a group of virtual threads");
@@ -20,11 +19,36 @@ __device__ __forceinline__ A join_slots(const A (&s)[kSlots]) {
   return add(add(add(s[0], s[4]), add(s[2], s[6])), add(add(s[1], s[5]), add(s[3], s[7])));
 }
 
-// Every lane gets the sum of its `width` neighbours, by halves.
-template <class A>
-__device__ __forceinline__ A join_lanes(A value, int width) {
+// The same for virtual threads that lanes share as RowPart says. Of a pair of lanes, the even one
+// gets the first virtual thread's sum and the odd one the second's.
+template <class Part, class A>
+__device__ __forceinline__ A join_slots(const A (&s)[kSlots]) {
+  if constexpr (Part::kPieces == 1) {
+    return join_slots(s);
+  } else {
+    static_assert(Part::kPieces == 2, "a lane has half of a chunk");
+    using numerics::add;
+    const bool odd = threadIdx.x % 2 != 0;
+    A half[kSlots / 2];  // slots i and i + 4 of the lane's virtual thread
 #pragma unroll
-  for (int half = kWarp / 2; half > 0; half /= 2) {
+    for (int i = 0; i < kSlots / 2; ++i) {
+      const A own = odd ? s[kSlots / 2 + i] : s[i];
+      const A other = odd ? s[i] : s[kSlots / 2 + i];
+      half[i] = add(own, __shfl_xor_sync(kAllLanes, other, 1));
+    }
+    return add(add(half[0], half[2]), add(half[1], half[3]));
+  }
+}
+
+// Every lane gets the sum over its `width` neighbours, by halves of the virtual threads that they
+// hold: lane i the i-th, or with two pieces lane 2i the i-th and lane 2i + 1 the one half a width on.
+template <int kPieces = 1, class A>
+__device__ __forceinline__ A join_lanes(A value, int width) {
+  if constexpr (kPieces == 2) {
+    value = numerics::add(value, __shfl_xor_sync(kAllLanes, value, 1));
+  }
+#pragma unroll
+  for (int half = kWarp / 2; half >= kPieces; half /= 2) {
     if (half < width) value = numerics::add(value, __shfl_xor_sync(kAllLanes, value, half));
   }
   return value;
@@ -112,7 +136,7 @@ __device__ __forceinline__ void wait_bytes(uint64_t* arrived, unsigned phase) {
 }
 #endif
 
-// To be called once before the first join_rows.
+// To be called once before the first send_sums.
 template <class Kind, class A, int kRows, int kCount>
 __device__ __forceinline__ void begin_sums(RowSums<A, kRows> (&sums)[kCount]) {
 #if defined(AUTOMODEL_HAS_CLUSTERS)
@@ -129,61 +153,64 @@ __device__ __forceinline__ void begin_sums(RowSums<A, kRows> (&sums)[kCount]) {
 #endif
 }
 
-// row_sum of kRows rows, in the first element of each value, from the joined slots of each thread's
-// virtual threads. `phase` alternates from 0 each time that the same sums are used again. A wait
-// that acquires for the block alone is enough: only shared memory passes between the blocks.
-template <class Kind, class A, int kRows>
-__device__ __forceinline__ void join_rows(A (&value)[kRows][Kind::kVirtual],
-                                          const RowPart<Kind>& part, RowSums<A, kRows>& sums,
-                                          unsigned phase) {
-  const int threads = part.threads;
+// The first half of row_sum: from the joined slots of each thread's virtual threads to the sums of
+// groups, for the other warps of the row to read.
+template <class X, class Kind, class A, int kRows>
+__device__ __forceinline__ void send_sums(A (&value)[kRows][Kind::kVirtual],
+                                          const RowPart<X, Kind>& part, RowSums<A, kRows>& sums) {
+  constexpr int kPieces = RowPart<X, Kind>::kPieces;
+  const int width = part.threads >= kWarp ? kWarp : kWarp / 2;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-    for (int v = 0; v < Kind::kVirtual; ++v) {
-      if (threads >= kWarp) {
-        value[r][v] = join_lanes(value[r][v], kWarp);
-      } else {
-        value[r][v] = join_lanes(value[r][v], kWarp / 2);
+    for (int v = 0; v < Kind::kVirtual; ++v) value[r][v] = join_lanes<kPieces>(value[r][v], width);
+  }
+  const int warps = part.threads / kWarp;
+  const int groups = Kind::kVirtual * warps;
+  if (groups <= 1) return;
+  const int lane = threadIdx.x % kWarp;
+  A* const own = sums.of[0] + (Kind::kSpread ? 0 : threadIdx.y * groups) + part.index / kWarp;
+  const auto for_each_sum = [&](const auto& body) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int v = 0; v < Kind::kVirtual; ++v) {
+        body(own + r * numerics::kMaxGroups + v * warps, value[r][v]);
       }
+    }
+  };
+#if defined(AUTOMODEL_HAS_CLUSTERS)
+  if constexpr (Kind::kSpread) {
+    if (threadIdx.x == 0) {
+      expect_bytes(&sums.arrived, kRows * groups * static_cast<int>(sizeof(A)));
+    }
+    if (lane < part.blocks) {
+      for_each_sum([&](A* place, A sum) { send(place, sum, &sums.arrived, lane); });
     }
   }
-  const int warps = threads / kWarp;
-  const int groups = Kind::kVirtual * warps;
+#endif
+  if constexpr (!Kind::kSpread) {
+    if (lane == 0) for_each_sum([&](A* place, A sum) { *place = sum; });
+  }
+}
+
+// The second half: row_sum in the first element of each row's `value`, as send_sums has left it.
+// `phase` alternates from 0 each time that the same sums are used again. A wait that acquires for
+// the block alone is enough: only shared memory passes between the blocks.
+template <class X, class Kind, class A, int kRows>
+__device__ __forceinline__ void receive_sums(A (&value)[kRows][Kind::kVirtual],
+                                             const RowPart<X, Kind>& part, RowSums<A, kRows>& sums,
+                                             unsigned phase) {
+  const int groups = Kind::kVirtual * (part.threads / kWarp);
   if (groups > 1) {
-    const int lane = threadIdx.x % kWarp;
-    A* const row_sums = sums.of[0] + (Kind::kSpread ? 0 : threadIdx.y * groups);
-    const auto place = [&](int r, int v) {
-      return row_sums + r * numerics::kMaxGroups + v * warps + part.index / kWarp;
-    };
 #if defined(AUTOMODEL_HAS_CLUSTERS)
-    if constexpr (Kind::kSpread) {
-      if (threadIdx.x == 0) {
-        expect_bytes(&sums.arrived, kRows * groups * static_cast<int>(sizeof(A)));
-      }
-      if (lane < part.blocks) {
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-          for (int v = 0; v < Kind::kVirtual; ++v) {
-            send(place(r, v), value[r][v], &sums.arrived, lane);
-          }
-        }
-      }
-      wait_bytes(&sums.arrived, phase);
-    }
+    if constexpr (Kind::kSpread) wait_bytes(&sums.arrived, phase);
 #endif
     if constexpr (!Kind::kSpread) {
-      if (lane == 0) {
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-          for (int v = 0; v < Kind::kVirtual; ++v) *place(r, v) = value[r][v];
-        }
-      }
       // Only the threads of these rows; barrier 0 is that of __syncthreads.
-      asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(threads) : "memory");
+      asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(part.threads) : "memory");
     }
+    const A* const row_sums = sums.of[0] + (Kind::kSpread ? 0 : threadIdx.y * groups);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       value[r][0] = join_groups(row_sums + r * numerics::kMaxGroups, groups);
@@ -193,15 +220,17 @@ __device__ __forceinline__ void join_rows(A (&value)[kRows][Kind::kVirtual],
   for (int r = 0; r < kRows; ++r) value[r][0] = numerics::finish_sum(value[r][0]);
 }
 
-// row_sum of a row of any length by one block of (threads, 1): a warp takes whole groups in turn.
-// A block that goes on to another row needs a barrier in between. accumulate(slots, chunk) adds a
-// chunk's terms to the thread's slots.
+// row_sum of a row of any length by a block of (threads, rows), at least a warp a row: a warp takes
+// whole groups in turn. Every thread of the block is to come here, and a block that goes on to other
+// rows needs a barrier in between. accumulate(slots, chunk) adds a chunk's terms to the thread's
+// slots.
 template <class A, class Accumulate>
 __device__ __forceinline__ A long_row_sum(int64_t hidden, const Accumulate& accumulate) {
   alignas(16) __shared__ A sums[numerics::kMaxGroups];
   const int threads = numerics::virtual_threads(hidden);
   const int64_t chunks = numerics::chunks_in_row(hidden);
   const int groups = max(threads / kGroup, 1);
+  A* const row_sums = sums + threadIdx.y * groups;  // more rows than one are as wide as the block
   const int lane = threadIdx.x % kWarp;
   for (int group = threadIdx.x / kWarp; group < groups; group += blockDim.x / kWarp) {
     A slots[kSlots] = {};
@@ -211,15 +240,15 @@ __device__ __forceinline__ A long_row_sum(int64_t hidden, const Accumulate& accu
       }
     }
     const A value = join_lanes(join_slots(slots), min(threads, kWarp));
-    if (lane == 0) sums[group] = value;
+    if (lane == 0) row_sums[group] = value;
   }
   __syncthreads();
-  return numerics::finish_sum(join_groups(sums, groups));
+  return numerics::finish_sum(join_groups(row_sums, groups));
 }
 
 // Blocks for long rows, which they take in turn.
 inline unsigned long_row_blocks(int64_t rows) {
-  constexpr int64_t kMaxGrid = 0x7fffffff;
+  constexpr int64_t kMaxGrid = 0x40000000;  // a kernel may have others beside them
   return static_cast<unsigned>(rows < kMaxGrid ? rows : kMaxGrid);
 }
 

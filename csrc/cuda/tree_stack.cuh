@@ -47,13 +47,13 @@ class TreeStack {
   A* own_;
 };
 
-// Joins the columns of a block's slices, (threads, slices) with a power of two of slices, as an
+// Joins the columns of a block's slices of `threads` threads each, a power of two of slices, as an
 // aligned tree; slice 0 gets the total. `memory` has room for kElements a thread.
 template <int kBlockThreads, class A, int kElements>
-__device__ __forceinline__ void join_slices(A (&column)[kElements], A* memory) {
+__device__ __forceinline__ void join_slices(A (&column)[kElements], A* memory, int threads) {
   A* const own = memory + linear_thread();
-  const int slice = threadIdx.y;
-  for (int step = 1; step < blockDim.y; step *= 2) {
+  const int slice = linear_thread() / threads;
+  for (int step = 1; step * threads < kBlockThreads; step *= 2) {
     if (slice % (2 * step) == step) {
 #pragma unroll
       for (int e = 0; e < kElements; ++e) own[e * kBlockThreads] = column[e];
@@ -62,7 +62,7 @@ __device__ __forceinline__ void join_slices(A (&column)[kElements], A* memory) {
     if (slice % (2 * step) == 0) {
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
-        column[e] = numerics::add(column[e], own[e * kBlockThreads + step * blockDim.x]);
+        column[e] = numerics::add(column[e], own[e * kBlockThreads + step * threads]);
       }
     }
   }
@@ -71,7 +71,7 @@ __device__ __forceinline__ void join_slices(A (&column)[kElements], A* memory) {
 #if defined(AUTOMODEL_HAS_CLUSTERS)
 // Joins the columns of slice 0 of a cluster's blocks, a power of two, as an aligned
 // tree, through memory as in join_slices. Each block finishes its part of the chunks:
-// finish(chunk, sums).
+// finish(k, thread, sums) for that thread's chunk number k.
 template <int kBlockThreads, class A, int kElements, class Finish>
 __device__ __forceinline__ void join_blocks(const A (&column)[kElements], A* memory,
                                             const Finish& finish) {
@@ -86,10 +86,12 @@ __device__ __forceinline__ void join_blocks(const A (&column)[kElements], A* mem
   const int part = kElements / kSlots * threads / blocks;
   for (int i = linear_thread(); i < part; i += kBlockThreads) {
     const int chunk = cluster.block_rank() * part + i;
-    Chunk<A> sums;
+    const int k = chunk / threads;
+    const int thread = chunk % threads;
+    A sums[kSlots];
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      A* const word = memory + (chunk / threads * kSlots + slot) * kBlockThreads + chunk % threads;
+      A* const word = memory + (k * kSlots + slot) * kBlockThreads + thread;
       A value[kMaxCluster];
 #pragma unroll
       for (int b = 0; b < kMaxCluster; ++b) {
@@ -102,9 +104,9 @@ __device__ __forceinline__ void join_blocks(const A (&column)[kElements], A* mem
           value[b] = numerics::add(value[b], value[b + step]);
         }
       }
-      sums.set(slot, value[0]);
+      sums[slot] = value[0];
     }
-    finish(chunk, sums);
+    finish(k, thread, sums);
   }
   cluster.sync();  // no block may end while another reads its memory
 }

@@ -1,6 +1,6 @@
-// Runs the CUDA kernels over the golden cases without torch and compares digests; small and
-// deterministic, for compute-sanitizer. Buffers have the exact size, so memcheck sees every access
-// outside of them.
+// Runs the CUDA kernels without torch; small and deterministic, for compute-sanitizer. Buffers have
+// the exact size, so memcheck sees every access outside of them. The golden cases are compared with
+// their digests; then rows of each kind, with the same rows unaligned, which other kernels take.
 //
 //   cuda_driver [largest number of elements of a case to run]
 #include <cuda_runtime_api.h>
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -156,6 +157,77 @@ const char* first_difference(const GoldenDigests& got, const GoldenDigests& expe
   return nullptr;
 }
 
+// The name of the first output that is not the same, null if none is.
+const char* first_difference(const Outputs& got, const Outputs& expected, const Variant& variant) {
+  if (got.sum != expected.sum) return "sum";
+  if (got.y != expected.y) return "y";
+  if (got.rstd != expected.rstd) return "rstd";
+  if (variant.want_grad_x && got.grad_x != expected.grad_x) return "grad_x";
+  if (variant.want_grad_weight && got.grad_weight != expected.grad_weight) return "grad_weight";
+  return nullptr;
+}
+
+void fill(Bytes& bytes, DType dtype, uint64_t seed) {
+  if (bytes.empty()) return;
+  uint64_t state = seed;
+  numerics::visit_x(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    for (size_t i = 0; i < bytes.size() / sizeof(T); ++i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      const T value = numerics::round_to<T>(static_cast<float>(state >> 40) * 0x1p-22f - 2.0f);
+      memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
+    }
+  });
+}
+
+Inputs fill_inputs(const GoldenCase& c) {
+  const DType added = c.residual ? c.x_dtype : DType::kNone;
+  Inputs inputs{buffer(c.x_dtype, c.rows * c.hidden), buffer(c.weight_dtype, c.hidden),
+                buffer(c.x_dtype, c.rows * c.hidden), buffer(added, c.rows * c.hidden),
+                buffer(added, c.rows * c.hidden)};
+  fill(inputs.x, c.x_dtype, 1);
+  fill(inputs.weight, c.weight_dtype, 2);
+  fill(inputs.grad_y, c.x_dtype, 3);
+  fill(inputs.residual, c.x_dtype, 4);
+  fill(inputs.grad_sum, c.x_dtype, 5);
+  return inputs;
+}
+
+// Returns how many runs matched; throws where one does not.
+int run_kinds(int64_t max_elements) {
+  int runs = 0;
+  const auto run_kind = [&](const GoldenCase& c, int64_t number) {
+    const Inputs inputs = fill_inputs(c);
+    const Variant& unaligned = kVariants[1];
+    const Outputs expected = run_on_device(c, inputs, unaligned);
+    for (const Variant& variant : {kVariants[0], kVariants[4]}) {
+      const Outputs got = run_on_device(c, inputs, variant);
+      const char* difference = first_difference(got, expected, variant);
+      if (difference != nullptr) {
+        throw std::runtime_error(name_of(c, number) + " (" + variant.name + "): " + difference +
+                                 " differs from that of unaligned rows");
+      }
+      ++runs;
+    }
+  };
+  // Two to four chunks of each virtual thread, and rows enough for the kernels of whole rows.
+  for (int64_t threads = numerics::kMinVirtualThreads; threads <= numerics::kMaxVirtualThreads;
+       threads *= 2) {
+    for (int64_t chunks : {2 * threads, 3 * threads - 1, 3 * threads, 4 * threads - 1}) {
+      const int64_t hidden = chunks * numerics::kSlots;
+      const int64_t rows = hidden <= 1024 ? 1037 : 269;
+      if (rows * hidden > max_elements) continue;
+      for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+        for (const bool residual : {false, true}) {
+          run_kind({rows, hidden, dtype, dtype, true, 1e-5, numerics::GoldenKind::kPlain, residual},
+                   chunks);
+        }
+      }
+    }
+  }
+  return runs;
+}
+
 int run_all(int64_t max_elements) {
   int runs = 0;
   for (int number = 0; number < numerics::kGoldenCaseCount; ++number) {
@@ -179,6 +251,12 @@ int run_all(int64_t max_elements) {
     }
   }
   std::printf("%d runs, all digests as in numerics/golden.h\n", runs);
+  try {
+    std::printf("%d runs of each kind of row, all as unaligned rows\n", run_kinds(max_elements));
+  } catch (const std::runtime_error& error) {
+    std::printf("%s\n", error.what());
+    return 1;
+  }
   return runs > 0 ? 0 : 1;
 }
 

@@ -1,18 +1,14 @@
-// grad_weight by columns: a thread owns a chunk of columns and goes down a unit's rows. For a
-// frozen x, and for rows that the fused kernel does not hold. Then the join of all units' partial
-// sums.
+// grad_weight from the partial sums of all units.
 #include "cuda/alignment.h"
-#include "cuda/backward_plan.h"
+#include "cuda/chunk.cuh"
 #include "cuda/launch.h"
 #include "cuda/launch_config.cuh"
-#include "cuda/tree_stack.cuh"
 #include "numerics/dispatch.h"
 
 namespace automodel::cuda {
 namespace {
 
 using numerics::BackwardParams;
-using numerics::kLeafRows;
 
 // --- Traits ---
 
@@ -23,12 +19,6 @@ constexpr int kJoinBatch = 8;      // units that a thread reads at once
 constexpr int kMaxRunLevels = 22;  // of batches in a run, more than memory has rows
 
 // --- Kernels ---
-
-struct ColumnsAlignment {
-  bool x;
-  bool grad_y;
-  bool partials;
-};
 
 // Neighbouring columns' sums.
 template <class A>
@@ -52,51 +42,6 @@ __device__ __forceinline__ Columns<A> load_columns(const A* from, int width, boo
     if (i < width) columns.of[i] = from[i];
   }
   return columns;
-}
-
-template <class X>
-__global__ void __launch_bounds__(kColumnsThreads)
-    columns_kernel(const BackwardParams params, const unsigned column_blocks,
-                   const ColumnsAlignment aligned) {
-  using A = numerics::Accumulate<X>;
-  const int64_t hidden = params.hidden;
-  const int64_t unit = blockIdx.x / column_blocks;
-  const int64_t chunk = blockIdx.x % column_blocks * int64_t{blockDim.x} + threadIdx.x;
-  if (chunk * kSlots >= hidden) return;
-  const int64_t first = unit * params.unit_leaves * kLeafRows;
-  const int64_t last = min(first + params.unit_leaves * kLeafRows, params.rows);
-  TreeStack<A, kSlots, kColumnsThreads> stack(dynamic_shared<A>());
-
-  A column[kSlots];
-  int64_t leaf = 0;
-  for (int64_t begin = first; begin < last; begin += kLeafRows, ++leaf) {
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) column[slot] = A(0);
-    const int leaf_rows = static_cast<int>(min(int64_t{kLeafRows}, last - begin));
-#pragma unroll 2
-    for (int i = 0; i < leaf_rows; ++i) {
-      const int64_t row = begin + i;
-      const Chunk<X> x =
-          load_chunk(row_of<X>(params.x, params.x_layout, row), chunk, hidden, aligned.x);
-      const Chunk<X> grad_y = load_chunk(row_of<X>(params.grad_y, params.grad_y_layout, row), chunk,
-                                         hidden, aligned.grad_y);
-      const A rstd = static_cast<const A*>(params.rstd)[row];
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-        const A xhat = numerics::mul(numerics::to_accumulate<A>(x.get(slot)), rstd);
-        column[slot] =
-            numerics::fma(numerics::to_accumulate<A>(grad_y.get(slot)), xhat, column[slot]);
-      }
-    }
-    stack.push(column, leaf, leaf + 1 != params.unit_leaves);
-  }
-  if (leaf != params.unit_leaves) stack.total(column, leaf);
-
-  Chunk<A> partial;
-#pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) partial.set(slot, column[slot]);
-  store_chunk(static_cast<A*>(params.partials) + unit * hidden, partial, chunk, hidden,
-              aligned.partials);
 }
 
 // The aligned tree over runs of `run` units (a power of two) by a thread each, then over the runs
@@ -157,30 +102,7 @@ __global__ void __launch_bounds__(kJoinThreads* kMaxJoinRuns)
 
 // --- Launch ---
 
-bool partials_are_aligned(const BackwardParams& params) {
-  return params.hidden % kJoinWidth == 0 && is_aligned(params.partials);
-}
-
-template <class X>
-cudaError_t launch_columns_as(const BackwardParams& params, cudaStream_t stream) {
-  using A = numerics::Accumulate<X>;
-  const ColumnsAlignment aligned{is_aligned(params.x, params.x_layout, params.x_dtype),
-                                 is_aligned(params.grad_y, params.grad_y_layout, params.x_dtype),
-                                 partials_are_aligned(params)};
-  const int64_t column_blocks = columns_blocks(params.hidden);
-  const auto grid = static_cast<unsigned>(params.units * column_blocks);
-  const size_t shared = columns_stack_elements(params.unit_leaves) * sizeof(A);
-  return LaunchConfig(dim3(grid), dim3(kColumnsThreads), shared, stream)
-      .launch(columns_kernel<X>, params, static_cast<unsigned>(column_blocks), aligned);
-}
-
 }  // namespace
-
-cudaError_t launch_columns(const BackwardParams& params, cudaStream_t stream) {
-  return numerics::visit_x(params.x_dtype, [&](auto x) {
-    return launch_columns_as<typename decltype(x)::type>(params, stream);
-  });
-}
 
 cudaError_t launch_join_partials(const BackwardParams& params, cudaStream_t stream) {
   const auto up_to_power = [](int64_t n) {

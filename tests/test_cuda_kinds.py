@@ -1,0 +1,96 @@
+"""Every kind of CUDA kernel gives the CPU's bits: each number of virtual threads, with chunks that
+fill them or not, with as many rows as the kernels for whole rows are for, and with few."""
+
+import added
+import pytest
+import support
+import torch
+from automodel_rms_norm.reference import virtual_threads
+from automodel_rms_norm.testing import assert_bitwise_equal
+
+CHUNK = 8
+# Chunks in a row of T virtual threads, two to four of each: full, one short and one over.
+CHUNKS = {"2": (2, 0), "2+": (2, 1), "3-": (3, -1), "3": (3, 0), "3+": (3, 1), "4-": (4, -1)}
+THREADS = [16 * 2**i for i in range(9)]
+WIDTHS = [
+    pytest.param((count * threads + more) * CHUNK, id=f"T{threads}x{name}")
+    for threads in THREADS
+    for name, (count, more) in CHUNKS.items()
+] + [pytest.param(chunks * CHUNK, id=f"{chunks}_chunks") for chunks in (1, 15)]
+# Above 1024 rows of up to 1024 columns, or 256 wider ones, a kernel stages whole rows.
+ROWS = {"few": 21, "many": 269}
+NARROW_ROWS = {"few": 21, "many": 1037}
+
+
+def rows_of(hidden: int, rows: str) -> int:
+    return (NARROW_ROWS if hidden <= 1024 else ROWS)[rows]
+
+
+def drawn(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> added.Inputs:
+    """Faster than support.make_inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    x, residual, grad_y, grad_sum = (
+        torch.rand(shape, generator=generator).mul_(4).sub_(2).to(dtype) for _ in range(4)
+    )
+    weight = (0.5 + torch.rand(shape[1], generator=generator)).to(dtype)
+    return added.Inputs(x, residual, weight, grad_y, grad_sum)
+
+
+def assert_bits_are_the_cpus(inputs: added.Inputs) -> None:
+    """Of rms_norm and of add_rms_norm."""
+    on_gpu = inputs.to("cuda")
+    ours, expected = (
+        support.run_op(support.Inputs(t.x, t.weight, t.grad_y)) for t in (on_gpu, inputs)
+    )
+    support.assert_same(ours, expected)
+    support.assert_same(added.run_op(on_gpu), added.run_op(inputs))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", support.LOW_WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", WIDTHS)
+def test_bits_are_the_cpus(hidden, dtype, rows):
+    assert_bits_are_the_cpus(drawn((rows_of(hidden, rows), hidden), dtype, hidden))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", support.LOW_WEIGHT_DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [8, 120, 128])
+def test_bits_are_the_cpus_where_a_thread_holds_several_rows(hidden, dtype):
+    """With 132 multiprocessors that is from 67584 rows on."""
+    assert_bits_are_the_cpus(drawn((150_001, hidden), dtype, hidden))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("frozen", ["weight", "no weight"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("hidden", WIDTHS)
+def test_grad_x_alone_has_the_same_bits(hidden, dtype, frozen):
+    """Other kinds are chosen where no grad_weight is wanted."""
+    x, residual, weight, grad_y, grad_sum = drawn((rows_of(hidden, "many"), hidden), dtype, 1)
+    if frozen == "no weight":
+        weight = None
+    ops = torch.ops.automodel
+
+    def grads(device: str) -> list[torch.Tensor]:
+        tensors = (x, residual, weight, grad_y, grad_sum)
+        moved = [None if t is None else t.to(device) for t in tensors]
+        own_x, own_residual, own_weight, own_grad_y, own_grad_sum = moved
+        rstd = ops.rms_norm_forward(own_x, own_weight, 1e-5, True)[1]
+        _, total, total_rstd = ops.add_rms_norm_forward(own_x, own_residual, own_weight, 1e-5, True)
+        only_x = [True, False]
+        plain = ops.rms_norm_backward(own_grad_y, own_x, own_weight, rstd, True, only_x)[0]
+        add = ops.add_rms_norm_backward(
+            own_grad_y, own_grad_sum, total, own_weight, total_rstd, True, only_x
+        )[0]
+        return [plain, add]
+
+    for ours, expected in zip(grads("cuda"), grads("cpu"), strict=True):
+        assert_bitwise_equal(ours, expected, "grad_x")
+
+
+def test_the_widths_have_these_virtual_threads():
+    for parameter in WIDTHS[: len(THREADS) * len(CHUNKS)]:
+        (hidden,) = parameter.values
+        assert f"T{virtual_threads(hidden)}x" == parameter.id.split("x")[0] + "x"
