@@ -133,10 +133,10 @@ def assert_batch_invariant(
 
 
 def _norm_inputs(x: Tensor, weight: Tensor | None, eps: float, grad_y: Tensor | None) -> Inputs:
-    for argument, tensor in (("x", x), ("weight", weight), ("grad_y", grad_y)):
-        if tensor is None and argument != "x":
+    for argument, given in (("x", x), ("weight", weight), ("grad_y", grad_y)):
+        if given is None and argument != "x":
             continue
-        dense = bits.check_dense(tensor, argument)
+        dense = bits.check_dense(given, argument)
         if not dense.is_floating_point():
             raise TypeError(f"{argument} must be of a floating-point dtype, got {dense.dtype}")
     if grad_y is None:
