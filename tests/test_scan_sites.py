@@ -102,7 +102,7 @@ def named_in_code(path: Path) -> set[int]:
     return lines
 
 
-@pytest.mark.parametrize("name", ["transformers", "torch"])
+@pytest.mark.parametrize("name", ["transformers"])
 @pytest.mark.long
 def test_no_line_of_a_real_package_with_the_text_is_missed(name):
     package = read_package(name)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from automodel_rms_norm.gate.norms import OP, norm_recipe
 from automodel_rms_norm.gate.recipe import Recipe
+from automodel_rms_norm.gate.recipes import recipe_for
 
 __all__ = ["BUILT_IN", "TargetError", "load"]
 
@@ -43,11 +44,16 @@ _DISTRIBUTIONS = {
 BUILT_IN = ("op", "torch", *_PEERS)
 
 
-def load(text: str) -> Recipe:
-    """The target that `text` names.
+def load(text: str, recipes: str | None = None) -> Recipe:
+    """The target that `text` names, by the recipe for it where there is one.
+
+    Args:
+        text: a built-in name or ``module:attribute``.
+        recipes: a module with RECIPES besides those of `automodel_rms_norm.gate.recipes`.
 
     Raises:
         TargetError: if it cannot be imported, or is neither a Recipe nor callable like a norm.
+        RecipeError: if its recipe is for other arguments.
     """
     if text == "op":
         return OP
@@ -62,6 +68,8 @@ def load(text: str) -> Recipe:
     except TargetError as error:
         remedy = f"; pip install {_DISTRIBUTIONS[text]}" if text in _PEERS else ""
         raise TargetError(f"{text}: {error}{remedy}") from error
+    if recipe := recipe_for(text, found, recipes):
+        return replace(recipe, source="" if recipes else text)
     return replace(_from_object(text, found), source=text)
 
 

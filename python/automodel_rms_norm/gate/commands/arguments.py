@@ -83,7 +83,10 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_selection(parser: argparse.ArgumentParser) -> None:
+def add_selection(
+    parser: argparse.ArgumentParser, limited: str = "case", limit: float = 300.0
+) -> None:
+    """The options of `selection`, and ``--timeout`` for each of what is `limited`."""
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -100,9 +103,9 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         type=seconds,
-        default=300.0,
+        default=limit,
         metavar="SECONDS",
-        help="for each case, in a process of its own (default 300); 0: no limit, in this process",
+        help=f"for each {limited}, in a process of its own (default {limit:g}); 0: no limit",
     )
 
 

@@ -39,6 +39,9 @@ class Names:
 
     def values(self, node: ast.expr, scope: Scope) -> list[Value]:
         """What the expression may stand for; itself, as Unknown, where that is not a name."""
+        return list(dict.fromkeys(self._values(node, scope)))
+
+    def _values(self, node: ast.expr, scope: Scope) -> list[Value]:
         match node:
             case ast.Name(id=name):
                 return self._lookup(name, node, scope)
@@ -101,7 +104,7 @@ class Names:
                 found.append(binding)
             else:
                 found += self._remembered(binding)
-        return found
+        return list(dict.fromkeys(found))
 
     def _remembered(self, binding: Imported | Unknown) -> list[Value]:
         if binding not in self._known:

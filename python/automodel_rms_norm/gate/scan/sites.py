@@ -41,6 +41,14 @@ class Site:
     settings: str = ""
     through: str = ""
 
+    @property
+    def place(self) -> str:
+        return f"{self.path}:{self.line}"
+
+    @property
+    def what(self) -> str:
+        return f"{self.kind}, {self.form}" if self.form else self.kind
+
 
 def find_sites(names: Names) -> list[Site]:
     """The sites of a package, by file and line."""
