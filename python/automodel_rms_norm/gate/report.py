@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -42,7 +43,8 @@ class Row:
 class Report:
     """What was checked, where, and what came of it. ``meanings`` has the properties in order.
 
-    ``expected`` are the properties that must hold, all if it is empty.
+    ``expected`` are the properties that must hold, all if it is empty; ``failing`` is the verb of
+    those that do not.
     """
 
     target: str
@@ -51,6 +53,7 @@ class Report:
     outcomes: Sequence[Outcome]
     seconds: float
     expected: tuple[str, ...] = ()
+    failing: str = "fail"
 
     @property
     def rows(self) -> list[Row]:
@@ -60,10 +63,15 @@ class Report:
         ]
 
     @property
+    def failed(self) -> bool:
+        """Whether something failed that must hold."""
+        return any(o.status == FAILS for o in self.outcomes if self._counts(o.property))
+
+    @property
     def holds(self) -> bool:
         """Whether something was run and nothing failed."""
-        statuses = {o.status for o in self.outcomes if self._counts(o.property)}
-        return HOLDS in statuses and FAILS not in statuses
+        ran = any(o.status == HOLDS for o in self.outcomes if self._counts(o.property))
+        return ran and not self.failed
 
     def _counts(self, key: str) -> bool:
         return not self.expected or key in self.expected
@@ -72,12 +80,13 @@ class Report:
         """One sentence."""
         rows = [row for row in self.rows if self._counts(row.key)]
         others = [row.key for row in self.rows if row.failures and not self._counts(row.key)]
-        aside = f" ({', '.join(others)} fail and need not hold)" if others else ""
+        aside = f" ({', '.join(others)} {self.failing} and need not hold)" if others else ""
         cases = sum(row.cases for row in rows)
         failing = [row.key for row in rows if row.failures]
         if failing:
             failed = sum(len(row.failures) for row in rows)
-            return f"{', '.join(failing)} of {self.target} fail: {failed} of {cases} cases{aside}"
+            which = f"{', '.join(failing)} of {self.target} {self.failing}"
+            return f"{which}: {failed} of {cases} cases{aside}"
         if not cases:
             return f"no case of {self.target} could be run{aside}"
         return f"{self.target} holds in all {cases} cases{aside}"
@@ -107,6 +116,13 @@ class Report:
         console.print(self._environment())
         style = "bold green" if self.holds else "bold red"
         console.print(Text(f"{self.verdict()}, {self.seconds:.0f} s", style=style))
+
+    def as_text(self, width: int = 120) -> str:
+        """What `print` prints, without colours."""
+        console = Console(file=io.StringIO(), width=width, color_system=None)
+        with console.capture() as capture:
+            self.print(console)
+        return capture.get()
 
     def _table(self) -> RenderableType:
         table = Table(title=self.target, title_justify="left")

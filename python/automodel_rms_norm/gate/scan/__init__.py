@@ -1,0 +1,1 @@
+"""``numerics-gate scan``: what an installed package compiles or makes a custom op of."""

@@ -1,0 +1,9 @@
+import torch
+
+USE_COMPILE = False
+jit = torch.jit.script
+
+
+def enable():
+    global jit
+    jit = torch.compile

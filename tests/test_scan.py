@@ -1,0 +1,159 @@
+"""numerics-gate scan: what it can drive and why not, and that nothing measured is lost."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from automodel_rms_norm.gate import cli
+from automodel_rms_norm.gate.scan.sources import read_package
+from automodel_rms_norm.gate.scan.survey import BY_NORM, BY_RECIPE, survey
+
+PACKAGES = Path(__file__).parent / "scanned"
+RECIPES = ("driven_package.norms:needs_a_recipe", "driven_package.norms:other_arguments")
+# One small case of each function, one property, and the two graphs compiled afresh once.
+SMALL = ["--device", "cpu", "--dtype", "bf16", "--quick", "--property", "P1", "--compiles", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    monkeypatch.syspath_prepend(str(PACKAGES))
+
+
+def scan(*arguments: str) -> int:
+    return cli.main(["scan", "driven_package", *SMALL, *arguments])
+
+
+def answers(path: Path) -> dict[str, dict]:
+    functions = json.loads(path.read_text())["functions"]
+    return {function["function"].rpartition(":")[2]: function for function in functions}
+
+
+# --- Without running anything ---------------------------------------------------------------------
+
+
+def test_how_each_function_is_driven_or_why_not():
+    entries = survey(read_package("driven_package"), RECIPES)
+    driven = {entry.name: entry.driven or entry.why_not for entry in entries}
+    assert driven == {
+        "good": BY_NORM,
+        "by_grad_mode": BY_NORM,
+        "crashes": BY_NORM,
+        "waits": "no recipe, and its arguments are not a norm's",
+        "needs_a_recipe": BY_RECIPE,
+        "other_arguments": BY_RECIPE,
+        "not_a_norm": "no recipe, and its arguments are not a norm's",
+        "Exchange": "no recipe: it communicates, and needs a process group",
+        "Layer.method": "no recipe: it is a method, and needs its module",
+        "norm": BY_NORM,
+    }
+
+
+def test_a_recipe_is_driven_without_a_site_of_its_own():
+    recipe = "driven_package.norms:Layer"
+    (entry,) = [e for e in survey(read_package("driven_package"), [recipe]) if e.name == "Layer"]
+    assert (entry.driven, entry.site.form, entry.settings) == (BY_RECIPE, "inside", "")
+
+
+def test_list_shows_everything_and_imports_nothing(capsys, tmp_path):
+    path = tmp_path / "list.md"
+    assert cli.main(["scan", "compiled_package", "--list", "--markdown", str(path)]) == 0
+    assert not [name for name in sys.modules if name.startswith("compiled_package")]
+    assert "torch.compile: " in capsys.readouterr().out
+    line = (
+        r"\| compiled_package/called.py:\d+ \| torch.compile, call \| compiled_package.called:g \|"
+    )
+    assert re.search(line, path.read_text())
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+
+def test_an_unknown_package(capsys):
+    assert cli.main(["scan", "no_such_package"]) == 2
+    assert capsys.readouterr().err == (
+        "numerics-gate: no package 'no_such_package' is installed here; "
+        "pip install no_such_package\n"
+    )
+
+
+def test_an_unwritable_output(capsys, tmp_path):
+    path = tmp_path / "no_such_folder" / "report.json"
+    assert cli.main(["scan", "driven_package", "--json", str(path)]) == 2
+    assert capsys.readouterr().err == f"numerics-gate: --json {path}: No such file or directory\n"
+
+
+def test_an_unknown_module_of_recipes(capsys):
+    assert cli.main(["scan", "driven_package", "--recipes", "no_such_module"]) == 2
+    assert capsys.readouterr().err.startswith("numerics-gate: no RECIPES in no_such_module: ")
+
+
+# --- Runs -----------------------------------------------------------------------------------------
+
+
+def test_each_function_has_a_row_whatever_becomes_of_it(capsys, tmp_path):
+    path, markdown = tmp_path / "scan.json", tmp_path / "scan.md"
+    arguments = ["--json", str(path), "--markdown", str(markdown), "--recipes", "driven_recipes"]
+    assert scan(*arguments, "--jobs", "2", "--function", "norms:") == 1
+    found = answers(path)
+
+    def p1(name: str) -> dict:
+        return found[name]["answer"]["properties"]["P1"]
+
+    assert p1("good")["failures"] == 0
+    assert p1("good")["cases"] > 0
+    assert p1("by_grad_mode")["failures"] > 0
+    assert p1("by_grad_mode")["first_difference"]["context"] == "no_grad"
+    (graphs,) = found["by_grad_mode"]["answer"]["graphs"]
+    assert (graphs["answers"], graphs["compiles"], graphs["differed"]) == (2, 1, 1)
+    (graphs,) = found["good"]["answer"]["graphs"]
+    assert (graphs["answers"], graphs["differed"]) == (1, 0)
+    assert p1("needs_a_recipe")["cases"] > 0
+    assert "SIGABRT" in found["crashes"]["answer"]["why_not"]
+    assert (
+        "it takes (x, other), and its recipe gives" in found["other_arguments"]["answer"]["why_not"]
+    )
+    assert found["not_a_norm"]["answer"] is None
+    text = capsys.readouterr().out
+    assert "P1 fails for 1" in text
+    assert "| good<br>driven_package/norms.py" in markdown.read_text()
+
+
+def test_a_function_that_takes_too_long_is_ended(tmp_path):
+    path = tmp_path / "scan.json"
+    arguments = ["--recipes", "waiting_recipes", "--function", "waits", "--timeout", "10"]
+    assert scan("--json", str(path), *arguments) == 1
+    assert answers(path)["waits"]["answer"]["why_not"] == "it took more than 10 s"
+
+
+def test_a_function_that_cannot_be_imported_says_why(tmp_path):
+    path = tmp_path / "scan.json"
+    assert scan("--json", str(path), "--function", "unimportable") == 1
+    why = answers(path)["norm"]["answer"]["why_not"]
+    assert "ModuleNotFoundError: No module named 'a_dependency_that_is_not_installed'" in why
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "time limit"])
+def test_an_interrupted_run_keeps_what_was_measured(stop, tmp_path):
+    path = tmp_path / "scan.json"
+    program = (
+        "import sys; from automodel_rms_norm.gate import cli; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "scan", "driven_package"]
+    arguments = [*SMALL, "--json", str(path), "--jobs", "1", "--recipes", "driven_recipes"]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    with subprocess.Popen(
+        [*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        first = process.stderr.readline()  # of the first function that is done
+        assert "1 of " in first
+        process.send_signal(stop)
+        assert process.wait(60) == 1
+        assert "Traceback" not in process.stderr.read()
+    report = json.loads(path.read_text())
+    assert report["interrupted"]
+    assert answers(path)["good"]["answer"]["properties"]["P1"]["cases"] > 0
