@@ -3,7 +3,6 @@
 Each statement is made of both, and the affected implementation has to be seen failing.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
 
 import automodel_rms_norm as arn
@@ -14,6 +13,7 @@ import torch
 from automodel_rms_norm.accuracy import inaccuracies
 from automodel_rms_norm.contexts import Inputs as WithEps
 from automodel_rms_norm.contexts import Outputs
+from automodel_rms_norm.gate import inductor
 from automodel_rms_norm.testing import assert_bitwise_equal, assert_context_parity
 from torch import Tensor
 
@@ -23,66 +23,20 @@ ROWS = 4096
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
-class ForcedAutotuner:
-    """Inductor's autotuner with its choice as a variable instead of timings within noise.
-
-    Attributes:
-        choice: the number of the candidate configuration that every Triton kernel takes, modulo how
-            many it has.
-        candidates: how many the kernels tuned since the last `clear` had.
-    """
-
-    def __init__(self) -> None:
-        self.choice = 0
-        self.candidates: list[int] = []
-
-    def benchmark_all_configs(self, autotuner: object, *_args: object, **_kwargs: object) -> dict:
-        launchers = autotuner.launchers
-        self.candidates.append(len(launchers))
-        chosen = self.choice % len(launchers)
-        return {launcher: float(i != chosen) for i, launcher in enumerate(launchers)}
-
-
-@pytest.fixture
-def forced_autotuner(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForcedAutotuner]:
-    heuristics = pytest.importorskip("torch._inductor.runtime.triton_heuristics")
-    autotuner = getattr(heuristics, "CachingAutotuner", None)
-    if not hasattr(autotuner, "benchmark_all_configs"):
-        pytest.skip(
-            f"torch {torch.__version__} has no CachingAutotuner.benchmark_all_configs, by which "
-            "this test makes Inductor's choice of a configuration its own"
-        )
-    forced = ForcedAutotuner()
-    monkeypatch.setattr(
-        autotuner,
-        "benchmark_all_configs",
-        lambda self, *args, **kwargs: forced.benchmark_all_configs(self, *args, **kwargs),
-    )
-    # A cached choice is taken without a benchmark.
-    with torch._inductor.config.patch(force_disable_caches=True):
-        yield forced
-
-
 def answers(
-    function: Callable[..., Tensor],
-    inputs: support.Inputs,
-    grad: bool,
-    choices: int,
-    autotuner: ForcedAutotuner,
-) -> tuple[list[Tensor], int]:
-    """y of `function` under compilation for every choice, and how many candidates there were."""
+    function: Callable[..., Tensor], inputs: support.Inputs
+) -> Iterator[tuple[list[Tensor], inductor.Recording]]:
+    """y of `function` compiled, in grad mode and under no_grad, for every choice of the autotuner,
+    with what was recorded of it."""
     weight = torch.nn.Parameter(inputs.weight)
-    results = []
-    most = 0
-    for autotuner.choice in range(choices):
-        torch._dynamo.reset()
-        autotuner.candidates.clear()
+
+    def both() -> list[Tensor]:
         compiled = torch.compile(function, dynamic=True)
-        with contextlib.nullcontext() if grad else torch.no_grad():
-            y = compiled(inputs.x.clone().requires_grad_(grad), weight, EPS)
-        results.append(y.detach())
-        most = max([most, *autotuner.candidates])
-    return results, most
+        with_grad = compiled(inputs.x.clone().requires_grad_(), weight, EPS).detach()
+        with torch.no_grad():
+            return [with_grad, compiled(inputs.x, weight, EPS)]
+
+    return inductor.each_choice(both)
 
 
 def count_different(tensors: list[Tensor]) -> int:
@@ -96,28 +50,20 @@ def count_different(tensors: list[Tensor]) -> int:
 @pytest.mark.case("Automodel-3106")
 @pytest.mark.cuda
 @pytest.mark.parametrize("hidden", [2688, 4096, 8192])
-def test_autotuning_cannot_change_the_bits(hidden: int, forced_autotuner: ForcedAutotuner) -> None:
+def test_autotuning_cannot_change_the_bits(hidden: int) -> None:
+    if reason := inductor.why_not_forced():
+        pytest.skip(reason)
     inputs = support.make_inputs(1, ROWS, hidden, device="cuda")
-
-    def all_answers(function: Callable[..., Tensor], choices: int) -> tuple[list[Tensor], int]:
-        graphs = [
-            answers(function, inputs, grad, choices, forced_autotuner) for grad in (True, False)
-        ]
-        return graphs[0][0] + graphs[1][0], max(graphs[0][1], graphs[1][1])
-
-    _, candidates = all_answers(baselines.automodel_0_6, 1)
-    assert candidates > 1, (
-        f"Inductor autotuned no kernel of the affected function over more than {candidates} "
-        "configurations: the fault cannot be shown this way with this torch"
+    affected = list(answers(baselines.automodel_0_6, inputs))
+    assert len(affected) > 1, (
+        "Inductor autotuned no kernel of the affected function over more than one configuration: "
+        "the fault cannot be shown this way with this torch"
     )
-    affected, _ = all_answers(baselines.automodel_0_6, candidates)
-    assert count_different(affected) == 2
+    assert count_different([y for ys, _ in affected for y in ys]) == 2
 
-    op, _ = all_answers(arn.rms_norm, candidates)
-    inside, _ = all_answers(
-        lambda x, weight, eps: arn.rms_norm(x * 1.0, weight, eps) * 1.0, candidates
-    )
-    for y in op + inside:
+    op = [y for ys, _ in answers(arn.rms_norm, inputs) for y in ys]
+    inside = answers(lambda x, weight, eps: arn.rms_norm(x * 1.0, weight, eps) * 1.0, inputs)
+    for y in [*op, *(y for ys, _ in inside for y in ys)]:
         assert_bitwise_equal(y, op[0], "y")
 
 
