@@ -1,0 +1,199 @@
+"""One version of torch in an environment of its own: made, built, checked, and deleted again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from automodel_rms_norm.gate.matrix.row import Row
+
+__all__ = ["Plan", "measure"]
+
+Step = tuple[str, Callable[[], None]]
+
+
+class _StepError(Exception):
+    """A step failed; the message is the reason, in one line."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do with every version.
+
+    Attributes:
+        source: a checkout of this package.
+        folder: gets a folder for each version: its row, its log, its digests, its environment.
+        python: the interpreter.
+        targets: as `numerics-gate check` takes them; "op" first.
+        install: more requirements, and options of pip install.
+        check: options of `numerics-gate check`.
+        reference: the version whose digests the others are compared with.
+        keep: whether an environment stays when its version is done.
+    """
+
+    source: Path
+    folder: Path
+    python: str
+    targets: Sequence[str]
+    install: Sequence[str]
+    check: Sequence[str]
+    reference: str
+    keep: bool = False
+
+    def row(self, version: str) -> Path:
+        """The file that has a version's row."""
+        return self.folder / version / "row.json"
+
+
+@dataclass(frozen=True)
+class _Version:
+    plan: Plan
+    row: Row
+    folder: Path
+
+    @property
+    def bin(self) -> Path:
+        return self.folder / "venv" / "bin"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def run(self, *command: str | Path, may_fail: bool = False) -> int:
+        """The status of a command, whose output goes to the log.
+
+        Raises:
+            _StepError: for a status that is not 0, or, if it `may_fail`, neither 0 nor 1.
+        """
+        words = [str(word) for word in command]
+        # Nothing of this interpreter's own packages reaches the environment.
+        env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        with open(self.log, "a+", encoding="utf-8", errors="replace") as log:
+            log.write(f"$ {shlex.join(words)}\n")
+            log.flush()
+            start = log.tell()
+            done = subprocess.run(
+                words, stdout=log, stderr=subprocess.STDOUT, env=env | {"PYTHONNOUSERSITE": "1"}
+            )
+            log.seek(start)
+            output = log.read()
+        if done.returncode not in ((0, 1) if may_fail else (0,)):
+            raise _StepError(_reason(output))
+        return done.returncode
+
+    def pip_install(self, *words: str) -> None:
+        pip = (self.bin / "python", "-m", "pip", "--disable-pip-version-check", "install")
+        self.run(*pip, *words)
+
+    def gate(self, *words: str | Path, may_fail: bool = False) -> int:
+        return self.run(self.bin / "numerics-gate", *words, may_fail=may_fail)
+
+    # --- What makes the environment, and is gone with it ------------------------------------------
+
+    def setup(self) -> Iterator[Step]:
+        yield "environment", self.make_environment
+        yield "install torch", self.install_torch
+        if self.plan.install:
+            yield f"install {shlex.join(self.plan.install)}", self.install_more
+        yield (
+            "build",
+            lambda: self.pip_install("--no-deps", "--no-build-isolation", str(self.plan.source)),
+        )
+
+    def make_environment(self) -> None:
+        self.run(self.plan.python, self.plan.source / ".ci" / "make_venv.py", self.folder / "venv")
+
+    def install_torch(self) -> None:
+        listed = subprocess.run(
+            [self.bin / "python", ".ci/requirements.py", "build", "run"],
+            cwd=self.plan.source,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        self.pip_install(f"torch=={self.row.torch}", *listed.stdout.split("\n")[:-1])
+
+    def install_more(self) -> None:
+        constraint = self.folder / "constraint.txt"
+        constraint.write_text(f"torch=={self.row.torch}\n", encoding="utf-8")
+        self.pip_install("--constraint", str(constraint), *self.plan.install)
+
+    # --- What is measured, and stays --------------------------------------------------------------
+
+    def checks(self) -> Iterator[Step]:
+        for target in self.plan.targets:
+            yield f"check {target}", partial(self.check, target)
+            yield f"golden {target}", partial(self.golden, target)
+
+    def check(self, target: str) -> None:
+        path = self.folder / "check.json"
+        self.gate("check", target, "--json", path, *self.plan.check, may_fail=True)
+        report = json.loads(path.read_text(encoding="utf-8"))
+        del report["outcomes"]
+        self.row.environment = report.pop("environment")
+        self.row.checks[target] = report
+
+    def golden(self, target: str) -> None:
+        name = re.sub(r"\W", "_", target) + ".json"
+        reference = self.plan.row(self.plan.reference).with_name(name)
+        self.gate("golden", target, "--write", self.folder / name)
+        if self.plan.reference == self.row.torch:
+            self.row.digests[target] = "recorded"
+        elif not reference.exists():
+            self.row.digests[target] = f"recorded; {self.plan.reference} has none"
+        else:
+            differ = self.gate("golden", target, reference, may_fail=True)
+            self.row.digests[target] = f"{'other than' if differ else 'as'} {self.plan.reference}"
+
+
+def _reason(output: str) -> str:
+    """The line of a failed command's output that says why."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(ERROR|error|numerics-gate|\w+Error): ", line)]
+    # pip's first complaint is the cause; its later ones are about itself.
+    reason = [*errors, *lines[-1:], "it printed nothing"][0]
+    if "from versions: none" in reason:
+        reason += "; is the package index reachable?"
+    return reason.removeprefix("ERROR: ")
+
+
+def measure(plan: Plan, version: str, tell: Callable[[str], None]) -> Row:
+    """The version's row, after the steps that it lacked. Saved after each of them.
+
+    Args:
+        tell: is given a line at every step.
+
+    Raises:
+        ValueError: if there is a file of that name that is no row.
+    """
+    path = plan.row(version)
+    row = Row.load(path, version)
+    row.failed = row.reason = ""
+    here = _Version(plan, row, path.parent)
+    here.folder.mkdir(parents=True, exist_ok=True)
+    lacking = [step for step in here.checks() if step[0] not in row.done]
+    made = (here.bin / "numerics-gate").exists()
+    for name, step in [*([] if made or not lacking else here.setup()), *lacking]:
+        tell(f"torch {version}: {name}")
+        start = time.monotonic()
+        try:
+            step()
+        except (_StepError, OSError, ValueError, subprocess.SubprocessError) as error:
+            row.failed, row.reason = name, " ".join(str(error).split())
+            row.save(path)
+            tell(f"torch {version}: {name} failed: {row.reason}; see {here.log}")
+            return row
+        row.done[name] = round(time.monotonic() - start, 1)
+        row.save(path)
+    if not plan.keep:
+        shutil.rmtree(here.folder / "venv", ignore_errors=True)
+    return row
