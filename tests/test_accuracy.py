@@ -7,8 +7,8 @@ import pytest
 import support
 import torch
 from automodel_rms_norm import accuracy, bounds, formula
-from automodel_rms_norm.accuracy import inaccuracies
-from automodel_rms_norm.contexts import Inputs, Outputs, eager
+from automodel_rms_norm.accuracy import Inputs, Outputs, inaccuracies
+from automodel_rms_norm.contexts import eager, norm_inputs
 from torch import Tensor
 
 DTYPES = support.X_DTYPES
@@ -44,11 +44,14 @@ def make(
     else:
         weight = (weight - 1 if zero_centered_gamma else weight).to(weight_dtype)
     eps = 0.0 if kind == "tiny" and dtype != torch.float16 else 1e-6
-    return Inputs(x.to(dtype), weight, given.grad_y.to(dtype), eps).to(device)
+    moved = (
+        None if t is None else t.to(device) for t in (x.to(dtype), weight, given.grad_y.to(dtype))
+    )
+    return Inputs(*moved, eps)
 
 
 def run(function, inputs: Inputs, *args: object) -> Outputs:
-    return eager(lambda x, weight, eps: function(x, weight, eps, *args), inputs)
+    return Outputs(**eager(lambda *given: function(*given, *args), norm_inputs(*inputs)))
 
 
 @pytest.mark.parametrize("zero_centered_gamma", [False, True])

@@ -9,9 +9,8 @@ import pytest
 import support
 import torch
 from automodel_rms_norm import bounds
-from automodel_rms_norm.accuracy import inaccuracies
-from automodel_rms_norm.contexts import Inputs as WithEps
-from automodel_rms_norm.contexts import Outputs
+from automodel_rms_norm.accuracy import Inputs as WithEps
+from automodel_rms_norm.accuracy import Outputs, inaccuracies
 from automodel_rms_norm.formula import exact_rms_norm
 from torch import Tensor
 

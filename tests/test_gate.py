@@ -4,20 +4,30 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 from functools import partial
 
 import automodel_rms_norm as arn
 import pytest
 import torch
-from automodel_rms_norm import contexts, golden
+from automodel_rms_norm import golden
 from automodel_rms_norm.bits import Difference
-from automodel_rms_norm.gate import capture, check, cli, properties, rows, runner
-from automodel_rms_norm.gate.cases import MODELS, Case, accuracy_cases, model_cases
+from automodel_rms_norm.contexts import leaves, norm_inputs
+from automodel_rms_norm.gate import capture, check, cli, plan, rows, runner
 from automodel_rms_norm.gate.commands import arguments as shared_arguments
-from automodel_rms_norm.gate.plan import OP, Target
+from automodel_rms_norm.gate.norms import MODELS, OP, norm_recipe
 from automodel_rms_norm.gate.properties import PROPERTIES
+from automodel_rms_norm.gate.recipe import Recipe, Selection
 from automodel_rms_norm.gate.report import Report
-from automodel_rms_norm.gate.runner import FAILS, HOLDS, NOT_RUN, Check, NotRunError, Outcome
+from automodel_rms_norm.gate.runner import (
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    Check,
+    Measured,
+    NotRunError,
+    Outcome,
+)
 from rich.console import Console
 
 KEYS = [property.key for property in PROPERTIES]
@@ -26,20 +36,28 @@ EAGER = [key for key in KEYS if key != "P2"]  # for faults that no compiler has 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole gate on two models' cases, few accuracy and golden ones, one compile mode."""
-    models = [case for case in model_cases(quick=True) if " 128, " in case.label]
-    accuracy = list(accuracy_cases(quick=True))[:4]
+    """The whole gate on one width's cases, few accuracy and golden ones, one compile mode."""
     golden_cases = [*golden.cases()[:1], *golden.cases()[9:14]]  # one bfloat16, float32
-    monkeypatch.setattr(check, "model_cases", lambda *selection: models)
-    monkeypatch.setattr(check, "accuracy_cases", lambda quick: accuracy)
-    monkeypatch.setattr(check, "captured_cases", list)
     monkeypatch.setattr(golden, "cases", lambda: golden_cases)
-    monkeypatch.setattr(
-        properties, "run_mode_contexts", partial(contexts.run_mode_contexts, ("static",))
+    cases = Recipe.cases
+
+    def few(self, selection=None, extreme=False):
+        found = [c for c in cases(self, Selection(True), extreme) if c.sizes["hidden"] == 128]
+        return found[:8] if extreme else found
+
+    monkeypatch.setattr(Recipe, "cases", few)
+    monkeypatch.setattr(capture, "_captured", lambda zero_centered_gamma: [])
+    monkeypatch.setattr(check, "Plan", partial(plan.Plan, compile_modes=("static",)))
+
+
+def target(function, **options) -> Recipe:
+    """A norm that claims the contract."""
+    return norm_recipe(
+        function, zero_centered_gamma=True, every_kind=True, contract=True, name="faulty", **options
     )
 
 
-def failing(target: Target, *keys: str) -> set[str]:
+def failing(target: Recipe, *keys: str) -> set[str]:
     chosen = [property for property in PROPERTIES if not keys or property.key in keys]
     report = check.check(target, chosen, device="cpu")
     assert all(row.cases > 0 for row in report.rows)
@@ -152,7 +170,7 @@ def grad_weight_by_run(x, weight, *others):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_fault_fails_its_property_alone(function, checked, expected):
-    assert failing(Target("faulty", function), *checked) == expected
+    assert failing(target(function), *checked) == expected
 
 
 @pytest.mark.usefixtures("small")
@@ -161,7 +179,7 @@ def test_a_fault_of_one_instruction_set():
         pytest.skip("this CPU has one instruction set")
     before = arn._C.active_isa()
     keys = ("P1", "P3", "P4", "P5", "P6")
-    assert failing(Target("faulty", by_instruction_set), *keys) == {"P4"}
+    assert failing(target(by_instruction_set), *keys) == {"P4"}
     assert arn._C.active_isa() == before
 
 
@@ -169,9 +187,9 @@ def test_a_fault_of_one_instruction_set():
 def test_a_fault_in_rstd():
     def rstd(x, *others):
         result = torch.ops.automodel.rms_norm_forward(x, *others)[1]
-        return result * 2 if x.dim() == 4 else result
+        return {"rstd": result * 2 if x.dim() == 4 else result}
 
-    assert failing(Target("faulty", norm, rstd), "P3", "P4", "P5", "P7") == {"P3"}
+    assert failing(target(norm, also=rstd), "P3", "P4", "P5", "P7") == {"P3"}
 
 
 @pytest.mark.usefixtures("small")
@@ -181,7 +199,7 @@ def test_a_function_that_raises_is_a_failure_of_that_case():
             raise RuntimeError("no four dimensions\nplease")
         return norm(x, *others)
 
-    report = check.check(Target("moody", moody), PROPERTIES[2:3], device="cpu")
+    report = check.check(target(moody), PROPERTIES[2:3], device="cpu")
     (row,) = report.rows
     assert {failure.context for failure in row.failures} == {"other rank"}
     assert row.failures[0].detail == "raised RuntimeError: no four dimensions"
@@ -219,7 +237,9 @@ def test_exit_0_where_all_hold(capsys, monkeypatch, tmp_path):
 @pytest.mark.usefixtures("small")
 def test_exit_1_and_the_first_difference_where_one_fails(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "220")
-    monkeypatch.setattr(shared_arguments, "load", lambda name: Target("faulty.norm", by_batch))
+    monkeypatch.setattr(
+        shared_arguments, "load", lambda name: replace(target(by_batch), name="faulty.norm")
+    )
     path = tmp_path / "report.json"
     arguments = ["check", "--device", "cpu", "--property", "p5,P3", "--json", str(path)]
     assert cli.main(arguments) == 1
@@ -299,22 +319,22 @@ def test_a_missing_gpu_is_said(monkeypatch):
 def test_missing_transformers_are_said_with_the_remedy(monkeypatch):
     reason = "no transformers with Qwen3 here; pip install 'transformers>=4.57'"
 
-    def missing(name: str):
-        raise ImportError(name)
+    def missing(zero_centered_gamma: bool):
+        raise ImportError("transformers")
 
-    monkeypatch.setattr(capture, "import_module", missing)
-    report = check.check(OP, [PROPERTIES[4], PROPERTIES[6]], device="cpu")
+    monkeypatch.setattr(capture, "_captured", missing)
+    report = check.check(OP, [PROPERTIES[3], PROPERTIES[6]], device="cpu")
     assert [dict(row.reasons()) for row in report.rows] == [{f"on a real model: {reason}": 1}, {}]
     assert reason in printed(report)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_model_that_fails_is_said(monkeypatch):
-    def broken():
+    def broken(zero_centered_gamma: bool):
         raise AttributeError("no such attribute")
 
-    monkeypatch.setattr(check, "captured_cases", broken)
-    (row,) = check.check(OP, PROPERTIES[4:5], device="cpu").rows
+    monkeypatch.setattr(capture, "_captured", broken)
+    (row,) = check.check(OP, PROPERTIES[3:4], device="cpu").rows
     (reason,) = row.reasons()
     assert reason.endswith("AttributeError: no such attribute")
 
@@ -337,14 +357,16 @@ def test_outcomes_of_checks():
         return run
 
     checks = [
-        Check("A", "one", "here", lambda: None),
-        Check("A", "two", "here", lambda: Difference("y", "1 of 2 elements differ")),
+        Check("A", "one", "here", lambda: Measured({}, lambda: None)),
+        Check("A", "two", "here", lambda: Measured({}, lambda: Difference("y", "1 of 2 differ"))),
+        Check("A", "judged", "here", lambda: Measured({}, raises(NotRunError("unknown")))),
         Check("A", "three", "here", raises(NotRunError("too dark"))),
         Check("A", "four", "here", raises(ValueError("wrong\nvery"))),
     ]
     assert [(o.case, o.status, o.detail) for o in runner.run(checks)] == [
         ("one", HOLDS, ""),
-        ("two", FAILS, "y: 1 of 2 elements differ"),
+        ("two", FAILS, "y: 1 of 2 differ"),
+        ("judged", NOT_RUN, "unknown"),
         ("three", NOT_RUN, "too dark"),
         ("four", FAILS, "raised ValueError: wrong"),
     ]
@@ -354,15 +376,16 @@ def test_model_cases_have_every_width_and_gains_away_from_1():
     widths = {width for width, _, _ in MODELS}
     assert widths == {128, 1024, 2048, 2688, 3072, 4096, 5120, 8192, 16384}
     seen = set()
-    cases = list(model_cases())
+    cases = list(OP.cases())
     for case in cases:
-        x, weight, grad_y, _ = case.inputs
+        x, weight, _, zero_centered_gamma = case.inputs.arguments.values()
+        grad_y = case.inputs.grads["y"]
         assert x.shape == grad_y.shape
         assert x.dtype == grad_y.dtype
         seen.add(x.shape[-1])
         if weight is not None:
             assert weight.unique().numel() > 16
-            centre = 0.0 if case.zero_centered_gamma else 1.0
+            centre = 0.0 if zero_centered_gamma else 1.0
             assert abs(weight.double().mean().item() - centre) < 0.2
     assert seen == widths
     assert len({case.label for case in cases}) == len(cases)
@@ -371,45 +394,61 @@ def test_model_cases_have_every_width_and_gains_away_from_1():
 def test_captured_cases_are_every_norm_of_the_model():
     pytest.importorskip("transformers")
     state = torch.random.get_rng_state()
-    cases = capture.captured_cases()
+    cases = capture.captured_cases(zero_centered_gamma=True)
     assert torch.equal(torch.random.get_rng_state(), state)
     names = [case.label.split(",")[0] for case in cases]
     layers = ["input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm"]
     expected = [f"Qwen3 layers.{layer}.{name}" for layer in (0, 1) for name in layers]
     assert names == [*expected, "Qwen3 norm"]
     for case in cases:
-        x, weight, grad_y, eps = case.inputs
+        x, weight, eps, zero_centered_gamma = case.inputs.arguments.values()
+        grad_y = case.inputs.grads["y"]
+        assert zero_centered_gamma is False
         assert x.dtype == weight.dtype == grad_y.dtype == torch.bfloat16
         assert x.shape == grad_y.shape
         assert x.shape[-1] == (128 if "self_attn" in case.label else 256)
         assert eps == 1e-6
         assert weight.std() > 0.1
         assert grad_y.count_nonzero() > 0
-    again = capture.captured_cases()
+    again = capture.captured_cases(zero_centered_gamma=True)
     for one, other in zip(cases, again, strict=True):
-        for left, right in zip(one.inputs[:3], other.inputs[:3], strict=True):
-            arn.testing.assert_bitwise_equal(left, right)
+        arn.testing.assert_bitwise_equal(one.inputs.grads["y"], other.inputs.grads["y"])
+        for name, tensor in one.inputs.tensors.items():
+            arn.testing.assert_bitwise_equal(tensor, other.inputs.tensors[name])
 
 
 def test_row_variants_hold_the_rows_that_they_say():
     x = torch.arange(35.0).reshape(7, 5)
-    inputs = contexts.Inputs(x, None, x * 100, 1e-5)
+    inputs = norm_inputs(x, None, x * 100, 1e-5)
     for name, vary in rows.ROW_VARIANTS.items():
-        for changed, (here, there) in vary(inputs):
+        for changed, here, there in vary(inputs):
             assert len(here) > 0, name
-            flat = rows.flat(changed)
-            assert torch.equal(flat.x[here], x[there]), name
-            assert torch.equal(flat.grad_y[here], inputs.grad_y[there]), name
-    strided = rows.LAYOUTS["every second element"](inputs).inputs.x
-    assert strided.stride() == (10, 2)
-    assert rows.LAYOUTS["one element off alignment"](inputs).inputs.x.storage_offset() == 1
+            assert torch.equal(changed.arguments["x"][here], x[there]), name
+            assert torch.equal(changed.grads["y"][here], inputs.grads["y"][there]), name
+    (strided,) = rows.LAYOUTS["every second element"](inputs)
+    assert strided.inputs.arguments["x"].stride() == (10, 2)
+    (shifted,) = rows.LAYOUTS["one element off alignment"](inputs)
+    assert shifted.inputs.arguments["x"].storage_offset() == 1
+    (raised,) = rows.other_rank(inputs)
+    assert raised.inputs.arguments["x"].shape == (1, 7, 1, 5)
     appended = rows.with_zero_grad_rows(inputs, 9)
-    assert appended.x.shape == (16, 5)
-    assert appended.grad_y[7:].count_nonzero() == 0
+    assert appended.arguments["x"].shape == (16, 5)
+    assert appended.grads["y"][7:].count_nonzero() == 0
+
+
+def test_leaves_keep_strides_and_alignment_in_other_memory():
+    x = torch.arange(35.0).reshape(7, 5)
+    for vary in rows.LAYOUTS.values():
+        ((inputs, _, _),) = vary(norm_inputs(x, None, x, 1e-5))
+        given, leaf = inputs.arguments["x"], leaves(inputs).arguments["x"]
+        assert leaf.stride() == given.stride()
+        assert leaf.storage_offset() == given.storage_offset()
+        assert leaf.data_ptr() != given.data_ptr()
+        assert torch.equal(leaf, x)
 
 
 def test_thread_counts_are_undone():
-    inputs = contexts.Inputs(torch.ones(2, 2), None, torch.ones(2, 2), 1e-5)
+    inputs = norm_inputs(torch.ones(2, 2), None, torch.ones(2, 2), 1e-5)
     before = torch.get_num_threads()
     seen = [torch.get_num_threads() for _ in rows.thread_counts(inputs)]
     assert seen == [1, 2, 3]
@@ -417,9 +456,10 @@ def test_thread_counts_are_undone():
 
 
 def test_a_case_moves_to_a_device(device):
-    (case, *_) = model_cases(quick=True)
-    moved: Case = case.to(device)
-    assert moved.inputs.x.device.type == device.type
+    (case, *_) = OP.cases(Selection(quick=True))
+    moved = case.to(device)
+    assert moved.inputs.device.type == device.type
+    assert moved.inputs.grads["y"].device.type == device.type
     assert moved.label == case.label
 
 

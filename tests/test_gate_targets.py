@@ -7,9 +7,9 @@ import types
 import pytest
 import torch
 from automodel_rms_norm.gate import check, cli, targets
-from automodel_rms_norm.gate.check import Selection
-from automodel_rms_norm.gate.plan import OP
+from automodel_rms_norm.gate.norms import OP
 from automodel_rms_norm.gate.properties import PROPERTIES
+from automodel_rms_norm.gate.recipe import Selection
 from torch import Tensor, nn
 
 SMALL = Selection(quick=True, dtypes=(torch.bfloat16, torch.float32), widths=(128,), rows=19)
@@ -91,8 +91,8 @@ def test_functions_modules_and_autograd_functions_are_called(name):
     contexts, accuracy = report.rows
     assert contexts.cases > 0
     assert not contexts.failures
-    wrong = {o.detail.split(",")[0] for o in accuracy.failures if "19 x 128, as asked" in o.case}
-    assert any("19 x 128, as asked" in outcome.case for outcome in accuracy.outcomes)
+    wrong = {o.detail.split(",")[0] for o in accuracy.failures if "19 x 128, weight" in o.case}
+    assert any("19 x 128, weight" in outcome.case for outcome in accuracy.outcomes)
     assert bool(wrong) is (name == "Faulty")
     assert all(detail.startswith("grad_x") for detail in wrong)
 
@@ -128,7 +128,7 @@ def test_digests_and_instruction_sets_are_not_asked_of_another_norm():
     report = check.check(targets.load("norms_under_test:by_formula"), chosen, "cpu", SMALL)
     rows = {row.key: row for row in report.rows}
     assert rows["P4"].cases == rows["P7"].cases == 0
-    assert "digests: none are recorded for this target" in rows["P7"].reasons()
+    assert "digests: this package has none" in str(rows["P7"].reasons())
 
 
 @pytest.mark.usefixtures("module")
@@ -138,7 +138,10 @@ def test_digests_and_instruction_sets_are_not_asked_of_another_norm():
         ("nosuch", "there is no target 'nosuch'; choose from op, torch, automodel"),
         ("no.such:thing", "cannot import no.such: ModuleNotFoundError: No module named 'no'"),
         ("norms_under_test:thing", "norms_under_test has no attribute 'thing'"),
-        ("norms_under_test:number", "norms_under_test:number is int, not a function of (x, weight"),
+        (
+            "norms_under_test:number",
+            "norms_under_test:number is int, not a Recipe, a function of (x,",
+        ),
         ("norms_under_test:no_weight", "(x, eps) does not take (x, weight, eps)"),
         ("norms_under_test:more", "(x, weight, eps, scale) also needs scale"),
         ("norms_under_test:Biased", "must have one parameter, weight; it has weight, bias"),
@@ -170,7 +173,7 @@ def test_only_the_expected_properties_decide(capsys, tmp_path):
     assert "(P6 fail and need not hold)" in text
     markdown = path.read_text()
     assert re.search(r"\| P1 \| .* \| \d+ \| 0 \|  \|", markdown)
-    assert re.search(r"\| P6 \| .* \| \d+ \| [1-9]\d* \| bf16 x", markdown)
+    assert re.search(r"\| P6 \| .* \| \d+ \| [1-9]\d* \| x bf16", markdown)
     assert "- torch: " in markdown
 
 

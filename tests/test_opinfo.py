@@ -6,9 +6,9 @@ import automodel_rms_norm as arn
 import pytest
 import support
 import torch
+from automodel_rms_norm.accuracy import Inputs as WithEps
 from automodel_rms_norm.accuracy import inaccuracies
 from automodel_rms_norm.bounds import bounds
-from automodel_rms_norm.contexts import Inputs as WithEps
 from automodel_rms_norm.formula import exact_rms_norm
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db

@@ -10,9 +10,8 @@ import baselines
 import pytest
 import support
 import torch
-from automodel_rms_norm.accuracy import inaccuracies
-from automodel_rms_norm.contexts import Inputs as WithEps
-from automodel_rms_norm.contexts import Outputs
+from automodel_rms_norm.accuracy import Inputs as WithEps
+from automodel_rms_norm.accuracy import Outputs, inaccuracies
 from automodel_rms_norm.gate import inductor
 from automodel_rms_norm.testing import assert_bitwise_equal, assert_context_parity
 from torch import Tensor

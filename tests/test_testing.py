@@ -6,7 +6,8 @@ import automodel_rms_norm as arn
 import pytest
 import support
 import torch
-from automodel_rms_norm import contexts
+from automodel_rms_norm.contexts import norm_inputs
+from automodel_rms_norm.run_modes import run_mode_contexts
 from automodel_rms_norm.testing import assert_bitwise_equal, assert_context_parity
 from torch import nn
 
@@ -154,7 +155,9 @@ P1 = [
     "weight a plain tensor",
     "checkpoint",
     "checkpoint, reentrant",
+    "inputs kept",
 ]
+INSIDE = [f"inside a larger compiled function, {context}" for context in ("grad", "no_grad")]
 ONCE = ["inference_mode", "x frozen", "weight frozen"]  # compiled in the first mode alone
 STATIC = [f"compiled static, {context}" for context in ("grad", "no_grad", *ONCE)]
 
@@ -176,13 +179,14 @@ def test_the_op_has_one_set_of_bits(zero_centered_gamma, device):
         for context in ("grad", "no_grad", *(ONCE if mode == "static" else []))
     ]
     graph = ["CUDA graph"] if device.type == "cuda" else []
-    assert ran == [*P1, *compiled, "export", *graph]
+    assert ran == [*P1, "without the compiler", *compiled, *INSIDE, "export", *graph]
 
 
 def test_without_weight_its_contexts_are_left_out(device):
     x, _ = op_inputs(device)
     ran = assert_context_parity(arn.rms_norm, x, None, 1e-5, compile_modes=())
     expected = [name for name in P1 if name not in ("x frozen",) and "weight" not in name]
+    expected.append("without the compiler")
     assert ran == [*expected, *(["CUDA graph"] if device.type == "cuda" else [])]
 
 
@@ -251,7 +255,11 @@ def other_grad_weight_when_x_is_frozen(x, weight, eps):
             ["y, weight a plain tensor", "grad_x, checkpoint, reentrant"],
         ),
         (other_grad_weight_when_x_is_frozen, (), ["grad_weight, x frozen"]),
-        (other_when_compiled, ("static",), [*(f"y, {name}" for name in STATIC), "y, export"]),
+        (
+            other_when_compiled,
+            ("static",),
+            [f"y, {name}" for name in (*STATIC, *INSIDE, "export")],
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -295,6 +303,6 @@ def test_a_cuda_graph_is_replayed_with_new_values():
         return y
 
     x, weight = op_inputs("cuda")
-    inputs = contexts.Inputs(x, weight, torch.ones_like(x), 1e-5)
-    (graph,) = (c for c in contexts.run_mode_contexts() if c.name == "CUDA graph")
+    inputs = norm_inputs(x, weight, torch.ones_like(x), 1e-5)
+    (graph,) = (c for c in run_mode_contexts(inputs) if c.name == "CUDA graph")
     assert graph.difference(remembering, inputs) is not None

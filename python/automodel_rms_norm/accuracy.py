@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from automodel_rms_norm import bits
 from automodel_rms_norm.bits import Difference
 from automodel_rms_norm.bounds import bounds
-from automodel_rms_norm.contexts import Inputs, Outputs
 from automodel_rms_norm.formula import exact_rms_norm
 from automodel_rms_norm.reference import round_to
 
-__all__ = ["inaccuracies"]
+__all__ = ["Inputs", "Outputs", "inaccuracies"]
+
+
+class Inputs(NamedTuple):
+    """x (..., hidden), weight (hidden,) or None, grad_y of x's shape and dtype, eps."""
+
+    x: Tensor
+    weight: Tensor | None
+    grad_y: Tensor
+    eps: float
+
+
+class Outputs(NamedTuple):
+    """What one run gave; None for what it does not have."""
+
+    y: Tensor
+    grad_x: Tensor | None = None
+    grad_weight: Tensor | None = None
 
 
 def _exceeding(

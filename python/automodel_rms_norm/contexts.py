@@ -1,18 +1,15 @@
-"""Every way in which a norm is run whose bits properties P1 and P2 of the contract compare.
+"""One call of a differentiable function, and every autograd context that property P1 compares.
 
-P1 is about autograd contexts, P2 about run modes. A context takes a callable ``(x, weight, eps)``
-that returns y, and inputs; it returns y, grad_x and grad_weight as far as it has them. Contexts
-start from fresh leaves and change nothing of what they are given.
-
-AOTInductor packages are not among them, for building one needs a C++ compiler and takes half a
-minute: tests/test_export.py compares theirs, run from Python and from C++.
+A context runs a function on inputs and returns its results by name: its outputs, and ``grad_NAME``
+for each argument that required a gradient. Contexts start from fresh leaves and change nothing of
+what they are given. Those of property P2 are in run_modes.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,73 +18,110 @@ from torch.utils.checkpoint import checkpoint
 from automodel_rms_norm.bits import Difference, compare
 
 __all__ = [
-    "AUTOGRAD_CONTEXTS",
-    "COMPILE_MODES",
     "EAGER",
+    "INFERENCE",
     "NO_GRAD",
     "Context",
     "Function",
     "Inputs",
-    "Outputs",
-    "compare_outputs",
-    "compile_contexts",
+    "Results",
+    "autograd_contexts",
+    "differentiate",
     "eager",
-    "run_mode_contexts",
+    "first_difference",
+    "forward_backward",
+    "frozen_contexts",
+    "leaves",
+    "named",
+    "norm_inputs",
 ]
 
-Function = Callable[[Tensor, "Tensor | None", float], Tensor]
+Function = Callable[..., Any]  # of the arguments in their order, to a tensor or a tuple of tensors
+Results = dict[str, Tensor]
 
-COMPILE_MODES = ("static", "dynamic", "reduce-overhead", "max-autotune")
 
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The arguments of one call, and what comes back to its outputs.
 
-class Inputs(NamedTuple):
-    """x (..., hidden), weight (hidden,) or None, grad_y of x's shape and dtype, eps."""
+    Attributes:
+        arguments: tensors, None and scalars by name, in the function's order.
+        grads: of each output, in its order, the gradient; None for one that has none.
+        parameters: the names of the arguments that are nn.Parameters in a model.
+        constants: the names of the floating-point arguments that get no gradient.
+        rows: of each argument and output that has rows which do not depend on each other, their
+            dimension. Arguments and outputs have different names.
+    """
 
-    x: Tensor
-    weight: Tensor | None
-    grad_y: Tensor
-    eps: float
+    arguments: Mapping[str, Any]
+    grads: Mapping[str, Tensor | None]
+    parameters: frozenset[str] = frozenset()
+    constants: frozenset[str] = frozenset()
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {k: v for k, v in self.arguments.items() if isinstance(v, Tensor)}
+
+    @property
+    def differentiable(self) -> list[str]:
+        """The names of the arguments that get a gradient."""
+        return [
+            name
+            for name, tensor in self.tensors.items()
+            if tensor.is_floating_point() and name not in self.constants
+        ]
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+    def map(self, change: Callable[[str, Tensor], Tensor]) -> Inputs:
+        """The inputs with every tensor, those of `grads` under their output's name, changed."""
+
+        def changed(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {k: change(k, v) if isinstance(v, Tensor) else v for k, v in values.items()}
+
+        return replace(self, arguments=changed(self.arguments), grads=changed(self.grads))
 
     def to(self, device: torch.device | str) -> Inputs:
         """The inputs with their tensors on `device`."""
-        weight = None if self.weight is None else self.weight.to(device)
-        return Inputs(self.x.to(device), weight, self.grad_y.to(device), self.eps)
+        return self.map(lambda name, tensor: tensor.to(device))
+
+    def with_arguments(self, **changes: Any) -> Inputs:
+        return replace(self, arguments={**self.arguments, **changes})
 
 
-class Outputs(NamedTuple):
-    """What one context gave; None for what it does not have."""
+def norm_inputs(x: Tensor, weight: Tensor | None, grad_y: Tensor, eps: float) -> Inputs:
+    """Of a norm: x and grad_y (..., hidden), weight (hidden,) or None."""
+    arguments = {"x": x, "weight": weight, "eps": eps}
+    rows = {"x": 0, "y": 0} if x.dim() > 1 else {}
+    return Inputs(arguments, {"y": grad_y}, frozenset({"weight"}), rows=rows)
 
-    y: Tensor
-    grad_x: Tensor | None = None
-    grad_weight: Tensor | None = None
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Context:
-    """A way to run a function, and the one whose bits it must give.
-
-    ``why_not(inputs)`` is the reason where it cannot be run with these inputs, and "" where it can.
-    """
+    """A way to run a function, and the one whose bits it must give; None for the first of all."""
 
     name: str
-    run: Callable[[Function, Inputs], Outputs]
+    run: Callable[[Function, Inputs], Results]
     against: Context | None = None
-    why_not: Callable[[Inputs], str] = lambda inputs: ""
+
+    @property
+    def label(self) -> str:
+        return self.name if self.against is None else f"{self.name} against {self.against.name}"
 
     def difference(self, function: Function, inputs: Inputs) -> Difference | None:
         """Runs the function in this context and in the one it is compared with."""
         assert self.against is not None
         expected = self.against.run(function, inputs)
-        label = f"{self.name} against {self.against.name}"
-        return compare_outputs(self.run(function, inputs), expected, label)
+        return first_difference(self.run(function, inputs), expected, self.label)
 
 
-def compare_outputs(actual: Outputs, expected: Outputs, label: str) -> Difference | None:
-    """The first difference among the outputs that both have, named after the output and `label`."""
-    for name, left, right in zip(Outputs._fields, actual, expected, strict=True):
-        if left is None or right is None:
-            continue
-        if difference := compare(left, right, f"{name}, {label}"):
+def first_difference(actual: Results, expected: Results, label: str) -> Difference | None:
+    """The first among the results that both have, named after the result and `label`."""
+    for name, tensor in actual.items():
+        if name in expected and (difference := compare(tensor, expected[name], f"{name}, {label}")):
             return difference
     return None
 
@@ -95,31 +129,64 @@ def compare_outputs(actual: Outputs, expected: Outputs, label: str) -> Differenc
 # --- Leaves and gradients -------------------------------------------------------------------------
 
 
-def _leaves(inputs: Inputs, x_grad: bool = True, weight_grad: bool = True) -> Inputs:
-    """The inputs with a fresh x and, as a model has it, the weight an nn.Parameter."""
-    weight = inputs.weight
-    if weight is not None:
-        weight = nn.Parameter(weight.detach(), requires_grad=weight_grad)
-    return inputs._replace(x=inputs.x.detach().requires_grad_(x_grad), weight=weight)
+def _copy(tensor: Tensor) -> Tensor:
+    """The same values, strides and alignment in other memory, NaN wherever no element is."""
+    if 0 in tensor.stride() and tensor.numel() > 1:
+        return tensor.detach()  # its elements share memory, which nothing could write to either
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    filler = torch.nan if tensor.is_floating_point() else 0
+    memory = tensor.detach().new_full((elements,), filler)
+    copy = memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return copy.copy_(tensor.detach())
 
 
-def _differentiate(y: Tensor, x: Tensor, weight: Tensor | None, grad_y: Tensor) -> Outputs:
-    """y and the gradients of those of x and weight that require one, all detached."""
-    wanted = [leaf for leaf in (x, weight) if leaf is not None and leaf.requires_grad]
-    grads = iter(torch.autograd.grad(y, wanted, grad_y))
-    grad_x = next(grads) if x.requires_grad else None
-    grad_weight = next(grads) if weight is not None and weight.requires_grad else None
-    return Outputs(y.detach(), grad_x, grad_weight)
+def leaves(inputs: Inputs, frozen: Iterable[str] = (), plain: Iterable[str] = ()) -> Inputs:
+    """The inputs with fresh leaves: as a model has them, its parameters nn.Parameters.
+
+    Args:
+        inputs: whose tensors are copied.
+        frozen: names of arguments that require no gradient.
+        plain: names of parameters that are plain tensors instead.
+    """
+    wanted = set(inputs.differentiable) - set(frozen)
+
+    def leaf(name: str, tensor: Tensor) -> Tensor:
+        if name in inputs.grads:
+            return tensor
+        copy = _copy(tensor)
+        if name in inputs.parameters and name not in plain:
+            return nn.Parameter(copy, requires_grad=name in wanted)
+        return copy.requires_grad_(name in wanted)
+
+    return inputs.map(leaf)
 
 
-def _forward_backward(function: Function, leaves: Inputs) -> Outputs:
-    y = function(leaves.x, leaves.weight, leaves.eps)
-    return _differentiate(y, leaves.x, leaves.weight, leaves.grad_y)
+def named(inputs: Inputs, returned: Any) -> Results:
+    """What the function returned, by the names of its outputs."""
+    outputs = returned if isinstance(returned, tuple | list) else (returned,)
+    if len(outputs) != len(inputs.grads):
+        raise TypeError(f"{len(outputs)} outputs were returned, expected {', '.join(inputs.grads)}")
+    return dict(zip(inputs.grads, outputs, strict=True))
 
 
-def eager(function: Function, inputs: Inputs) -> Outputs:
-    """Grad mode without a compiler, weight a Parameter."""
-    return _forward_backward(function, _leaves(inputs))
+def differentiate(outputs: Results, given: Inputs) -> Results:
+    """The outputs and the gradients of those arguments that require one, all detached."""
+    wanted = {f"grad_{k}": tensor for k, tensor in given.tensors.items() if tensor.requires_grad}
+    pairs = [(outputs[name], grad) for name, grad in given.grads.items() if grad is not None]
+    roots, grads = zip(*pairs, strict=True) if pairs else ((), ())
+    found = torch.autograd.grad(roots, list(wanted.values()), grads) if wanted else ()
+    results = {name: tensor.detach() for name, tensor in outputs.items()}
+    return {**results, **dict(zip(wanted, found, strict=True))}
+
+
+def forward_backward(function: Function, given: Inputs) -> Results:
+    """Calls the function on leaves as they are, and differentiates."""
+    return differentiate(named(given, function(*given.arguments.values())), given)
+
+
+def eager(function: Function, inputs: Inputs) -> Results:
+    """Grad mode, the function called as it is, parameters nn.Parameters."""
+    return forward_backward(function, leaves(inputs))
 
 
 EAGER = Context("grad", eager)
@@ -128,169 +195,84 @@ EAGER = Context("grad", eager)
 # --- P1: autograd contexts ------------------------------------------------------------------------
 
 
-def _no_grad(function: Function, inputs: Inputs) -> Outputs:
-    leaves = _leaves(inputs)
+def _outputs(mode: Callable[[], Any]) -> Callable[[Function, Inputs], Results]:
+    def run(function: Function, inputs: Inputs) -> Results:
+        given = leaves(inputs)
+        with mode():
+            outputs = named(given, function(*given.arguments.values()))
+        return {name: tensor.clone() for name, tensor in outputs.items()}  # ordinary ones again
+
+    return run
+
+
+def _inputs_kept(function: Function, inputs: Inputs) -> Results:
+    given = leaves(inputs)
     with torch.no_grad():
-        return Outputs(function(leaves.x, leaves.weight, leaves.eps))
+        outputs = named(given, function(*given.arguments.values()))
+    for tensor in outputs.values():
+        tensor.zero_()  # an output that is an input in disguise takes it along
+    return {name: tensor.detach() for name, tensor in given.tensors.items()}
 
 
-def _inference(function: Function, inputs: Inputs) -> Outputs:
-    leaves = _leaves(inputs)
-    with torch.inference_mode():
-        y = function(leaves.x, leaves.weight, leaves.eps)
-    return Outputs(y.clone())  # an ordinary tensor again
+def _inputs_before(function: Function, inputs: Inputs) -> Results:
+    return inputs.tensors
 
 
-def _x_frozen(function: Function, inputs: Inputs) -> Outputs:
-    return _forward_backward(function, _leaves(inputs, x_grad=False))
-
-
-def _weight_frozen(function: Function, inputs: Inputs) -> Outputs:
-    return _forward_backward(function, _leaves(inputs, weight_grad=False))
-
-
-def _plain_weight(function: Function, inputs: Inputs) -> Outputs:
-    leaves = _leaves(inputs)
-    assert inputs.weight is not None
-    weight = inputs.weight.detach().requires_grad_()
-    return _forward_backward(function, leaves._replace(weight=weight))
-
-
-def _checkpoint(use_reentrant: bool) -> Callable[[Function, Inputs], Outputs]:
-    def run(function: Function, inputs: Inputs) -> Outputs:
-        leaves = _leaves(inputs)
-        y = checkpoint(function, leaves.x, leaves.weight, leaves.eps, use_reentrant=use_reentrant)
-        grad_y = leaves.grad_y
-        y.backward(grad_y)  # reentrant checkpointing does not allow torch.autograd.grad
-        weight_grad = None if leaves.weight is None else leaves.weight.grad
-        return Outputs(y.detach(), leaves.x.grad, weight_grad)
-
-    return run
-
-
-def _needs_weight(inputs: Inputs) -> str:
-    return "there is no weight" if inputs.weight is None else ""
-
-
-NO_GRAD = Context("no_grad", _no_grad, EAGER)
-_INFERENCE = Context("inference_mode", _inference, EAGER)
-_X_FROZEN = Context("x frozen", _x_frozen, EAGER, _needs_weight)
-_WEIGHT_FROZEN = Context("weight frozen", _weight_frozen, EAGER, _needs_weight)
-
-AUTOGRAD_CONTEXTS = (
-    NO_GRAD,
-    _INFERENCE,
-    _X_FROZEN,
-    _WEIGHT_FROZEN,
-    Context("weight a plain tensor", _plain_weight, EAGER, _needs_weight),
-    Context("checkpoint", _checkpoint(use_reentrant=False), EAGER),
-    Context("checkpoint, reentrant", _checkpoint(use_reentrant=True), EAGER),
-)
-
-
-# --- P2: run modes --------------------------------------------------------------------------------
-
-
-def _compiled(
-    mode: str, eagerly: Context, fullgraph: bool
-) -> Callable[[Function, Inputs], Outputs]:
-    options: dict[str, Any] = {"static": {"dynamic": False}, "dynamic": {"dynamic": True}}.get(
-        mode, {"mode": mode}
-    )
-
-    def run(function: Function, inputs: Inputs) -> Outputs:
-        # A recompile limit that earlier cases hit would silently run this one without the compiler.
-        torch.compiler.reset()
-        compiled = torch.compile(function, fullgraph=fullgraph, **options)
-        # With CUDA graphs the first call warms up, the second records, the third replays.
-        calls = 3 if inputs.x.is_cuda and "mode" in options else 1
-        for _ in range(calls):
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            outputs = eagerly.run(compiled, inputs)
-        # A later replay would write into the same memory.
-        y, grad_x, grad_weight = (None if part is None else part.clone() for part in outputs)
-        assert y is not None
-        return Outputs(y, grad_x, grad_weight)
-
-    return run
-
-
-def compile_contexts(
-    modes: Sequence[str] = COMPILE_MODES, fullgraph: bool = False
-) -> list[Context]:
-    """torch.compile in each of `modes`, in grad mode and under no_grad: two graphs each.
-
-    In the first of `modes` under inference_mode and with a frozen argument as well.
-    """
-    if unknown := [mode for mode in modes if mode not in COMPILE_MODES]:
-        raise ValueError(f"compile mode {unknown[0]!r} is not one of {', '.join(COMPILE_MODES)}")
-    once = (_INFERENCE, _X_FROZEN, _WEIGHT_FROZEN)
-    return [
-        Context(
-            f"compiled {mode}, {eagerly.name}",
-            _compiled(mode, eagerly, fullgraph),
-            eagerly,
-            eagerly.why_not,
+def _checkpoint(use_reentrant: bool) -> Callable[[Function, Inputs], Results]:
+    def run(function: Function, inputs: Inputs) -> Results:
+        given = leaves(inputs)
+        returned = checkpoint(function, *given.arguments.values(), use_reentrant=use_reentrant)
+        outputs = named(given, returned)
+        wanted = [name for name, grad in given.grads.items() if grad is not None]
+        # Reentrant checkpointing does not allow torch.autograd.grad.
+        torch.autograd.backward(
+            [outputs[name] for name in wanted], [given.grads[name] for name in wanted]
         )
-        for mode in modes
-        for eagerly in (EAGER, NO_GRAD, *(once if mode == modes[0] else ()))
+        grads = {f"grad_{k}": tensor.grad for k, tensor in given.tensors.items()}
+        results = {name: tensor.detach() for name, tensor in outputs.items()}
+        return {**results, **{k: grad for k, grad in grads.items() if grad is not None}}
+
+    return run
+
+
+NO_GRAD = Context("no_grad", _outputs(torch.no_grad), EAGER)
+INFERENCE = Context("inference_mode", _outputs(torch.inference_mode), EAGER)
+_BEFORE = Context("before the call", _inputs_before)
+
+
+def frozen_contexts(inputs: Inputs) -> Iterator[Context]:
+    """Each argument in turn without a gradient, where others have one."""
+
+    def frozen(name: str) -> Context:
+        return Context(
+            f"{name} frozen",
+            lambda function, inputs: forward_backward(function, leaves(inputs, frozen=[name])),
+            EAGER,
+        )
+
+    if len(inputs.differentiable) > 1:
+        yield from map(frozen, inputs.differentiable)
+
+
+def autograd_contexts(inputs: Inputs) -> list[Context]:
+    """The contexts of P1 that these inputs allow."""
+
+    def plain(name: str) -> Context:
+        return Context(
+            f"{name} a plain tensor",
+            lambda function, inputs: forward_backward(function, leaves(inputs, plain=[name])),
+            EAGER,
+        )
+
+    checkpoints = [
+        Context("checkpoint", _checkpoint(use_reentrant=False), EAGER),
+        Context("checkpoint, reentrant", _checkpoint(use_reentrant=True), EAGER),
     ]
-
-
-class _Exportable(nn.Module):
-    def __init__(self, function: Function, weight: Tensor | None, eps: float) -> None:
-        super().__init__()
-        self.function = function
-        self.weight = None if weight is None else nn.Parameter(weight.detach())
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.weight, self.eps)
-
-
-def _export(function: Function, inputs: Inputs) -> Outputs:
-    module = _Exportable(function, inputs.weight, inputs.eps)
-    batch = {0: torch.export.Dim.AUTO} if inputs.x.dim() > 1 else {}
-    program = torch.export.export(module, (inputs.x.detach(),), dynamic_shapes={"x": batch})
-    exported = program.module()
-    weight = exported.weight if inputs.weight is not None else None
-    assert weight is None or isinstance(weight, Tensor)
-    x = inputs.x.detach().requires_grad_()
-    return _differentiate(exported(x), x, weight, inputs.grad_y)
-
-
-def _needs_cuda(inputs: Inputs) -> str:
-    return "" if inputs.x.is_cuda else "CUDA graphs need a tensor on a GPU"
-
-
-def _cuda_graph(function: Function, inputs: Inputs) -> Outputs:
-    """Captured while x and grad_y hold other values: only a replay can give the right results."""
-    leaves = _leaves(inputs._replace(x=inputs.x.clone()))._replace(grad_y=inputs.grad_y.clone())
-    with torch.no_grad():
-        leaves.x.fill_(1)
-        leaves.grad_y.fill_(1)
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        _forward_backward(function, leaves)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = _forward_backward(function, leaves)
-    with torch.no_grad():
-        leaves.x.copy_(inputs.x)
-        leaves.grad_y.copy_(inputs.grad_y)
-    graph.replay()
-    torch.cuda.synchronize()
-    return outputs
-
-
-def run_mode_contexts(
-    compile_modes: Sequence[str] = COMPILE_MODES, fullgraph: bool = False
-) -> list[Context]:
-    """The contexts of P2: compiled in `compile_modes`, exported, replayed as a CUDA graph."""
     return [
-        *compile_contexts(compile_modes, fullgraph),
-        Context("export", _export, EAGER),
-        Context("CUDA graph", _cuda_graph, EAGER, _needs_cuda),
+        NO_GRAD,
+        INFERENCE,
+        *frozen_contexts(inputs),
+        *(plain(name) for name in inputs.differentiable if name in inputs.parameters),
+        *(checkpoints if inputs.differentiable else ()),
+        Context("inputs kept", _inputs_kept, _BEFORE),
     ]

@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from automodel_rms_norm import bits
-from automodel_rms_norm.contexts import (
-    AUTOGRAD_CONTEXTS,
-    COMPILE_MODES,
-    Function,
-    Inputs,
-    run_mode_contexts,
-)
+from automodel_rms_norm.contexts import Function, autograd_contexts, norm_inputs
+from automodel_rms_norm.run_modes import COMPILE_MODES, run_mode_contexts
 
 __all__ = ["COMPILE_MODES", "assert_bitwise_equal", "assert_context_parity"]
 
@@ -83,14 +78,12 @@ def assert_context_parity(
     if grad_y is None:
         generator = torch.Generator().manual_seed(0)
         grad_y = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-    inputs = Inputs(x, weight, grad_y, eps)
-    run_modes = run_mode_contexts(compile_modes, fullgraph)
+    inputs = norm_inputs(x, weight, grad_y, eps)
+    run_modes = run_mode_contexts(inputs, compile_modes, fullgraph)
     if not compile_modes:
         run_modes = [context for context in run_modes if context.name != "export"]
     ran, differences = [], []
-    for context in [*AUTOGRAD_CONTEXTS, *run_modes]:
-        if context.why_not(inputs):
-            continue
+    for context in [*autograd_contexts(inputs), *run_modes]:
         ran.append(context.name)
         if difference := context.difference(function, inputs):
             differences.append(str(difference))

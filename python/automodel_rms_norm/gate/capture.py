@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from automodel_rms_norm.contexts import Inputs
-from automodel_rms_norm.gate.cases import Case
+from automodel_rms_norm.contexts import norm_inputs
+from automodel_rms_norm.gate.recipe import Case
+from automodel_rms_norm.gate.runner import NotRunError
 
-__all__ = ["captured_cases", "why_no_capture"]
+__all__ = ["captured_cases"]
 
 INSTALL = "pip install 'transformers>=4.57'"
 BATCH, LENGTH = 2, 64
-
-
-def why_no_capture() -> str:
-    """Why there is no model to capture from, and how to get it; "" where there is."""
-    try:
-        import_module("transformers.models.qwen3")
-    except ImportError:
-        return f"no transformers with Qwen3 here; {INSTALL}"
-    return ""
 
 
 def _model() -> nn.Module:
@@ -61,8 +55,25 @@ def _tokens() -> Tensor:
     return torch.tensor(list(text[: BATCH * LENGTH])).reshape(BATCH, LENGTH)
 
 
-def captured_cases() -> list[Case]:
-    """One bfloat16 case a norm, named after it, in the order in which the model runs them."""
+def captured_cases(zero_centered_gamma: bool) -> list[Case]:
+    """One bfloat16 case a norm, named after it, in the order in which the model runs them.
+
+    Args:
+        zero_centered_gamma: whether the arguments end with a zero_centered_gamma of False.
+
+    Raises:
+        NotRunError: where there is no such model, with the remedy.
+    """
+    try:
+        return list(_captured(zero_centered_gamma))
+    except ImportError as error:
+        raise NotRunError(f"on a real model: no transformers with Qwen3 here; {INSTALL}") from error
+    except Exception as error:  # a transformers that has moved on
+        reason = f"it could not be trained for one step: {type(error).__name__}: {error}"
+        raise NotRunError(f"on a real model: {reason}") from error
+
+
+def _captured(zero_centered_gamma: bool) -> Iterator[Case]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = _model()
@@ -82,10 +93,12 @@ def captured_cases() -> list[Case]:
         watch(name, norm)
     tokens = _tokens()
     model(input_ids=tokens, labels=tokens).loss.backward()
-    cases = []
     for name, (x, grad_y) in seen.items():
         norm = norms[name]
-        inputs = Inputs(x, norm.weight.detach(), grad_y, norm.variance_epsilon)
+        inputs = norm_inputs(x, norm.weight.detach(), grad_y, norm.variance_epsilon)
+        inputs = replace(inputs, rows={"x": 1, "y": 1})
+        if zero_centered_gamma:
+            inputs = inputs.with_arguments(zero_centered_gamma=False)
         shape = " x ".join(str(size) for size in x.shape)
-        cases.append(Case(f"Qwen3 {name.removeprefix('model.')}, bf16, {shape}", inputs))
-    return cases
+        label = f"Qwen3 {name.removeprefix('model.')}, bf16, {shape}"
+        yield Case(label, inputs, x.dtype, {"hidden": x.shape[-1]})

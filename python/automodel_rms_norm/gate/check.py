@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -12,15 +11,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import automodel_rms_norm as arn
-from automodel_rms_norm.gate.capture import captured_cases, why_no_capture
-from automodel_rms_norm.gate.cases import Case, accuracy_cases, model_cases
 from automodel_rms_norm.gate.environment import environment
-from automodel_rms_norm.gate.plan import OP, Plan, Property, Target
+from automodel_rms_norm.gate.norms import OP
+from automodel_rms_norm.gate.plan import Plan, Property
 from automodel_rms_norm.gate.properties import PROPERTIES
+from automodel_rms_norm.gate.recipe import Case, Recipe, Selection
 from automodel_rms_norm.gate.report import Report
-from automodel_rms_norm.gate.runner import Check, Outcome, not_run, run
+from automodel_rms_norm.gate.runner import Check, NotRunError, Outcome, not_run, run
 
-__all__ = ["Selection", "check", "why_no_gpu"]
+__all__ = ["check", "why_no_gpu"]
 
 
 def why_no_gpu() -> str:
@@ -32,44 +31,18 @@ def why_no_gpu() -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which cases to check: `quick` with fewer widths and dtypes; otherwise what is not empty."""
-
-    quick: bool = False
-    dtypes: tuple[torch.dtype, ...] = ()
-    widths: tuple[int, ...] = ()
-    rows: int | None = None
-
-    @property
-    def everything(self) -> bool:
-        """Whether widths and rows are left to the gate."""
-        return not self.widths and self.rows is None
-
-    def takes(self, case: Case) -> bool:
-        return not self.dtypes or case.inputs.x.dtype in self.dtypes
-
-
 def _checks(
-    target: Target, properties: Sequence[Property], device: str, selection: Selection
+    target: Recipe, properties: Sequence[Property], device: str, selection: Selection
 ) -> Iterator[Check]:
     """Every check, with one that says so for each property that something is missing for."""
-    no_gpu, no_capture, captured = why_no_gpu(), why_no_capture(), list[Case]()
-    if not no_capture and selection.everything:
+    no_gpu, no_capture = why_no_gpu(), ""
+    cases, extremes = list(target.cases(selection)), list(target.cases(selection, extreme=True))
+    if target.captured and selection.everything:
         try:
-            captured = captured_cases()
-        except Exception as error:  # a transformers that has moved on
-            no_capture = f"it could not be trained for one step: {type(error).__name__}: {error}"
-    models = [*model_cases(selection.quick, selection.widths, selection.rows), *captured]
-    accuracy = list(accuracy_cases(selection.quick))
-    reasons: dict[str, None] = {}  # in the order of the cases
-
-    def kept(cases: Sequence[Case]) -> list[Case]:
-        why = [(case, target.why_not(case)) for case in filter(selection.takes, cases)]
-        reasons.update({reason: None for _, reason in why if reason})
-        return [case for case, reason in why if not reason]
-
-    models, accuracy = kept(models), kept(accuracy)
+            captured = target.captured()
+            cases += [c for c in captured if not selection.dtypes or c.dtype in selection.dtypes]
+        except NotRunError as error:
+            no_capture = str(error)
     plans = []
     for name in ("cpu", "cuda") if device == "auto" else (device,):
         if name == "cuda" and no_gpu:
@@ -78,20 +51,20 @@ def _checks(
         def moved(cases: Sequence[Case], to: str = name) -> tuple[Case, ...]:
             return tuple(case.to(to) for case in cases)
 
-        plans.append(Plan(target, torch.device(name), moved(models), moved(accuracy)))
+        plans.append(Plan(target, torch.device(name), moved(cases), moved(extremes)))
     for property in properties:
         for plan in plans:
             yield from property.checks(plan)
-        for reason in reasons:
+        for reason in target.missing:
             yield not_run(property.key, "some cases", reason)
         if device == "auto" and no_gpu:
             yield not_run(property.key, "every case on a GPU", f"on a GPU: {no_gpu}")
-        if no_capture and selection.everything and property.key != "P7":
-            yield not_run(property.key, "norms of a real model", f"on a real model: {no_capture}")
+        if no_capture and property.key != "P7":
+            yield not_run(property.key, "norms of a real model", no_capture)
 
 
 def check(
-    target: Target = OP,
+    target: Recipe = OP,
     properties: Sequence[Property] = PROPERTIES,
     device: str = "auto",
     selection: Selection | None = None,
@@ -101,7 +74,7 @@ def check(
     """Runs the checks on this machine.
 
     Args:
-        target: the norm.
+        target: the function and its recipe.
         properties: the ones to check.
         device: "cpu", "cuda", or "auto" for both, as far as they are here.
         selection: which cases; all of them by default.

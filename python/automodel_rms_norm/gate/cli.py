@@ -10,6 +10,7 @@ from typing import NoReturn
 import automodel_rms_norm as arn
 from automodel_rms_norm.gate.commands import COMMANDS
 from automodel_rms_norm.gate.commands.arguments import UsageError
+from automodel_rms_norm.gate.recipe import RecipeError
 from automodel_rms_norm.gate.targets import TargetError
 
 __all__ = ["main"]
@@ -43,6 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)
-    except (UsageError, TargetError) as error:
+    except (UsageError, TargetError, RecipeError) as error:
         return _complaint(str(error))
     return status

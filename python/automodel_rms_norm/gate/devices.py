@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import automodel_rms_norm as arn
 from automodel_rms_norm import _C
-from automodel_rms_norm.bits import Difference
-from automodel_rms_norm.gate.cases import Case
-from automodel_rms_norm.gate.plan import Plan, Target, first_difference
-from automodel_rms_norm.gate.runner import Check, not_run
+from automodel_rms_norm.contexts import Results, first_difference
+from automodel_rms_norm.gate.plan import Plan
+from automodel_rms_norm.gate.recipe import Case
+from automodel_rms_norm.gate.runner import Check, Measured, not_run
 
 __all__ = ["forced_isa", "p4"]
 
@@ -27,26 +27,43 @@ def forced_isa(name: str) -> Iterator[None]:
         _C.force_isa(before)
 
 
-def _isas_agree(target: Target, isa: str, case: Case) -> Difference | None:
+def _compared(
+    actual: Callable[[], Results], expected: Callable[[], Results], label: str
+) -> Callable[[], Measured]:
+    def run() -> Measured:
+        right, results = expected(), actual()
+        return Measured(results, lambda: first_difference(results, right, label))
+
+    return run
+
+
+def _isa_check(plan: Plan, isa: str, case: Case) -> Check:
     label = f"{isa} against {_C.active_isa()}"
-    expected = target.results(case, case.inputs)
-    with forced_isa(isa):
-        return first_difference(target.results(case, case.inputs), expected, label)
+
+    def forced() -> Results:
+        with forced_isa(isa):
+            return plan.target.results(case, case.inputs)
+
+    default = partial(plan.target.results, case, case.inputs)
+    return Check("P4", case.label, label, _compared(forced, default, label))
 
 
-def _devices_agree(target: Target, case: Case) -> Difference | None:
-    expected = target.results(case, case.inputs.to("cpu"))
-    return first_difference(target.results(case, case.inputs), expected, "CUDA against CPU")
+def _device_check(plan: Plan, case: Case) -> Check:
+    def on_cpu() -> Results:
+        moved = case.to("cpu")
+        return plan.target.results(moved, moved.inputs)
+
+    label = "CUDA against CPU"
+    on_cuda = partial(plan.target.results, case, case.inputs)
+    return Check("P4", case.label, label, _compared(on_cuda, on_cpu, label))
 
 
 def p4(plan: Plan) -> Iterator[Check]:
     """The checks of P4."""
     if plan.device.type == "cuda":
-        for case in plan.cases:
-            run = partial(_devices_agree, plan.target, case)
-            yield Check("P4", case.label, "CUDA against CPU", run)
+        yield from (_device_check(plan, case) for case in plan.cases)
         return
-    if not plan.target.keeps_contract:
+    if not plan.target.contract:
         return
     supported, active = _C.supported_isas(), _C.active_isa()
     for isa in arn.build_info()["cpu_isas_compiled"]:
@@ -55,5 +72,4 @@ def p4(plan: Plan) -> Iterator[Check]:
     for case in plan.cases:
         for isa in supported:
             if isa != active:
-                run = partial(_isas_agree, plan.target, isa, case)
-                yield Check("P4", case.label, f"{isa} against {active}", run)
+                yield _isa_check(plan, isa, case)

@@ -1,4 +1,4 @@
-"""Which norm to check: this package's, a peer by its name, or ``module:attribute``."""
+"""Which target to check: this package's op, a peer by its name, or ``module:attribute``."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from automodel_rms_norm.contexts import Function
-from automodel_rms_norm.gate.cases import Case
-from automodel_rms_norm.gate.plan import OP, Target
+from automodel_rms_norm.gate.norms import OP, norm_recipe
+from automodel_rms_norm.gate.recipe import Recipe
 
 __all__ = ["BUILT_IN", "TargetError", "load"]
 
 
 class TargetError(Exception):
-    """There is no such target, or it cannot be called like a norm; the message says what to do."""
+    """There is no such target, or it cannot be called; the message says what to do."""
 
 
 # What users know them by, and where their own function is. Each takes (x, weight, eps) or is a
@@ -44,16 +43,16 @@ _DISTRIBUTIONS = {
 BUILT_IN = ("op", "torch", *_PEERS)
 
 
-def load(text: str) -> Target:
+def load(text: str) -> Recipe:
     """The target that `text` names.
 
     Raises:
-        TargetError: if it cannot be imported, or is nothing that can be called like a norm.
+        TargetError: if it cannot be imported, or is neither a Recipe nor callable like a norm.
     """
     if text == "op":
         return OP
     if text == "torch":
-        return _from_callable(text, _torch)
+        return replace(_from_callable(text, _torch), source=text)
     if text not in _PEERS and ":" not in text:
         raise TargetError(
             f"there is no target {text!r}; choose from {', '.join(BUILT_IN)}, or module:attribute"
@@ -63,15 +62,21 @@ def load(text: str) -> Target:
     except TargetError as error:
         remedy = f"; pip install {_DISTRIBUTIONS[text]}" if text in _PEERS else ""
         raise TargetError(f"{text}: {error}{remedy}") from error
+    return replace(_from_object(text, found), source=text)
+
+
+def _from_object(name: str, found: Any) -> Recipe:
+    if isinstance(found, Recipe):
+        return replace(found, name=found.name or name)
     if inspect.isclass(found) and issubclass(found, nn.Module):
-        return _module_target(text, found)
+        return _from_module(name, found)
     if inspect.isclass(found) and issubclass(found, torch.autograd.Function):
-        return _from_callable(text, found.apply, inspect.signature(found.forward), skip=1)
+        return _from_callable(name, found.apply, inspect.signature(found.forward), skip=1)
     if callable(found) and not inspect.isclass(found):
-        return _from_callable(text, found)
+        return _from_callable(name, found)
     raise TargetError(
-        f"{text} is {type(found).__name__}, not a function of (x, weight, eps), a subclass of "
-        "torch.nn.Module or of torch.autograd.Function"
+        f"{name} is {type(found).__name__}, not a Recipe, a function of (x, weight, eps), a "
+        "subclass of torch.nn.Module or of torch.autograd.Function"
     )
 
 
@@ -102,7 +107,7 @@ def _from_callable(
     function: Callable[..., Any],
     signature: inspect.Signature | None = None,
     skip: int = 0,
-) -> Target:
+) -> Recipe:
     """x, weight and eps are the first three parameters; a fourth is zero_centered_gamma by name."""
     if signature is None:
         try:
@@ -111,86 +116,40 @@ def _from_callable(
             TypeError,
             ValueError,
         ):  # a builtin: whether it takes them is seen when it is called
-            return Target(
-                name, lambda x, weight, eps, zero: function(x, weight, eps), None, _plain, False
-            )
+            return norm_recipe(function, name=name)
     parameters = list(signature.parameters.values())[skip:]
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     takes_any = any(p.kind == inspect.Parameter.VAR_POSITIONAL for p in parameters)
     taken = [p for p in parameters if p.kind in positional]
     if len(taken) < 3 and not takes_any:
-        raise TargetError(f"{name}{signature} does not take (x, weight, eps)")
+        raise TargetError(
+            f"{name}{signature} does not take (x, weight, eps); a recipe says what it takes: see "
+            "automodel_rms_norm.gate.recipe"
+        )
     centred = len(taken) > 3 and taken[3].name == "zero_centered_gamma"
     needed = [p.name for p in taken[4 if centred else 3 :] if p.default is p.empty]
     if needed:
         raise TargetError(f"{name}{signature} also needs {', '.join(needed)}")
-
-    def call(x: Tensor, weight: Tensor | None, eps: float, zero_centered_gamma: bool) -> Tensor:
-        extra = (zero_centered_gamma,) if centred else ()
-        y: Tensor = function(x, weight, eps, *extra)
-        return y
-
-    return Target(name, call, None, _centred if centred else _plain, False)
-
-
-def _plain(case: Case) -> str:
-    if case.zero_centered_gamma:
-        return "zero-centred weights: the target has no zero_centered_gamma"
-    return _centred(case)
-
-
-def _centred(case: Case) -> str:
-    if case.inputs.weight is None:
-        return "no weight: not asked of another norm"
-    if case.inputs.x.dtype == torch.float64:
-        return "float64: not asked of another norm"
-    return ""
+    return norm_recipe(function, zero_centered_gamma=centred, name=name)
 
 
 # --- Modules --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _ModuleTarget(Target):
-    """A norm that is a module: one is made for each case, and lent the case's weight."""
-
-    module: type[nn.Module] = nn.Module
-
-    def bind(self, case: Case) -> Function:
-        x, weight, _, eps = case.inputs
-        assert weight is not None
-        made = _construct(self.name, self.module, x.shape[-1], eps)
-        made = made.to(device=x.device, dtype=weight.dtype)
-
-        def call(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-            assert weight is not None
-            y: Tensor = torch.func.functional_call(made, {"weight": weight}, (x,))
-            return y
-
-        return call
-
-
-def _construct(name: str, module: type[nn.Module], hidden: int, eps: float) -> nn.Module:
-    made = module(hidden, eps=eps)
-    parameters = [key for key, _ in made.named_parameters()]
-    if parameters != ["weight"]:
-        found = ", ".join(parameters) or "none"
-        raise TargetError(f"{name} must have one parameter, weight; it has {found}")
-    return made
-
-
-def _module_target(name: str, module: type[nn.Module]) -> Target:
+def _from_module(name: str, module: type[nn.Module]) -> Recipe:
     try:
-        _construct(name, module, 8, 1e-5)
-    except TargetError:
-        raise
+        made = module(8, eps=1e-5)
     except Exception as error:  # anybody's constructor
         lines = str(error).strip().splitlines() or [""]
         raise TargetError(
             f"{name}(8, eps=1e-5) raised {type(error).__name__}: {lines[0]}"
         ) from error
+    parameters = [key for key, _ in made.named_parameters()]
+    if parameters != ["weight"]:
+        found = ", ".join(parameters) or "none"
+        raise TargetError(f"{name} must have one parameter, weight; it has {found}")
 
-    def unbound(x: Tensor, weight: Tensor | None, eps: float, zero: bool) -> Tensor:
-        raise NotImplementedError("a module is bound to a case")
+    def make(hidden: int, eps: float, **_: Any) -> nn.Module:
+        return module(hidden, eps=eps)
 
-    return _ModuleTarget(name, unbound, None, _plain, False, module)
+    return norm_recipe(module=make, name=name)

@@ -8,9 +8,8 @@ from typing import IO
 
 import torch
 
-from automodel_rms_norm.gate.cases import DTYPES
-from automodel_rms_norm.gate.plan import Target
 from automodel_rms_norm.gate.properties import PROPERTIES
+from automodel_rms_norm.gate.recipe import DTYPES, Recipe
 from automodel_rms_norm.gate.targets import BUILT_IN, load
 
 __all__ = [
@@ -69,12 +68,12 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="op",
         help=f"{', '.join(BUILT_IN)}, or module:attribute, which names a function of (x, weight, "
-        "eps), a subclass of torch.nn.Module with (hidden, eps=) or of torch.autograd.Function; "
-        "default: this package's op",
+        "eps), a subclass of torch.nn.Module with (hidden, eps=) or of torch.autograd.Function, or "
+        "a Recipe; default: this package's op",
     )
 
 
-def load_target(text: str) -> Target:
+def load_target(text: str) -> Recipe:
     """The target that `text` names, which may be in a file of the current folder.
 
     Raises:

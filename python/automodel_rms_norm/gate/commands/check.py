@@ -7,8 +7,7 @@ import json
 
 from rich.console import Console
 
-from automodel_rms_norm.gate.cases import DTYPES
-from automodel_rms_norm.gate.check import Selection, check, why_no_gpu
+from automodel_rms_norm.gate.check import check, why_no_gpu
 from automodel_rms_norm.gate.commands.arguments import (
     UsageError,
     add_target,
@@ -20,6 +19,7 @@ from automodel_rms_norm.gate.commands.arguments import (
     open_output,
 )
 from automodel_rms_norm.gate.properties import PROPERTIES
+from automodel_rms_norm.gate.recipe import DTYPES, Selection
 
 NAME = "check"
 HELP = "does a norm keep the properties of the contract on this machine?"
