@@ -4,8 +4,8 @@ Each has NAME, HELP, DESCRIPTION, ``add_arguments(parser)`` and ``run(options)``
 exit status.
 """
 
-from automodel_rms_norm.gate.commands import check, info, matrix
+from automodel_rms_norm.gate.commands import check, diagnose, dpo, info, matrix
 
 __all__ = ["COMMANDS"]
 
-COMMANDS = (check, matrix, info)
+COMMANDS = (check, diagnose, dpo, matrix, info)
