@@ -5,7 +5,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from functools import partial
 
 import automodel_rms_norm as arn
 import pytest
@@ -47,7 +46,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Recipe, "cases", few)
     monkeypatch.setattr(capture, "_captured", lambda zero_centered_gamma: [])
-    monkeypatch.setattr(check, "Plan", partial(plan.Plan, compile_modes=("static",)))
+    monkeypatch.setattr(plan.Plan, "compile_modes", ("static",))
 
 
 def target(function, **options) -> Recipe:

@@ -26,6 +26,8 @@ class Difference:
 
     ``coordinate``, ``actual``, ``expected``, their patterns and ``ulp`` are None where the dtypes
     or shapes differ already; ``ulp`` is None too where it has no meaning (NaN, integers).
+    ``ulps`` has, of 16- and 32-bit floating-point tensors, the number of differing elements by the
+    power of two up to which their distance reaches: 1, 2, 4, ...
     """
 
     name: str
@@ -36,6 +38,7 @@ class Difference:
     actual_bits: str | None = None
     expected_bits: str | None = None
     ulp: int | None = None
+    ulps: dict[int, int] | None = None
 
     def first(self) -> str:
         """The first difference, or the summary where there is no element to show."""
@@ -112,8 +115,23 @@ def _hexadecimal(element: Tensor) -> str:
     return f"0x{int(bit_patterns(element).item()) & (1 << 8 * size) - 1:0{2 * size}x}"
 
 
+def _histogram(actual: Tensor, expected: Tensor, mask: Tensor) -> dict[int, int] | None:
+    if not actual.is_floating_point() or actual.element_size() not in (2, 4):
+        return None
+    left, right = actual.detach()[mask], expected.detach()[mask]
+    known = ~(left.isnan() | right.isnan())
+    distances = ulp_distance(left[known], right[known]).clamp(min=1)
+    counts = distances.double().log2().ceil().long().bincount().tolist()
+    return {1 << power: count for power, count in enumerate(counts) if count}
+
+
 def at(
-    coordinate: tuple[int, ...], actual: Tensor, expected: Tensor, name: str, summary: str
+    coordinate: tuple[int, ...],
+    actual: Tensor,
+    expected: Tensor,
+    name: str,
+    summary: str,
+    ulps: dict[int, int] | None = None,
 ) -> Difference:
     """The difference of two tensors of one dtype and shape, with the elements at `coordinate`."""
     left, right = actual.detach()[coordinate].cpu(), expected.detach()[coordinate].cpu()
@@ -126,6 +144,7 @@ def at(
         _hexadecimal(left),
         _hexadecimal(right),
         _ulp(left, right),
+        ulps,
     )
 
 
@@ -152,4 +171,6 @@ def compare(actual: Tensor, expected: Tensor, name: str = "tensor") -> Differenc
         return None
     place = mask.reshape(-1).to(torch.uint8).argmax().cpu()  # argmax: the first of the largest
     coordinate = tuple(int(index) for index in torch.unravel_index(place, mask.shape))
-    return at(coordinate, actual, expected, name, f"{count} of {mask.numel()} elements differ")
+    summary = f"{count} of {mask.numel()} elements differ"
+    ulps = _histogram(actual, expected, mask)
+    return at(coordinate, actual, expected, name, summary, ulps)

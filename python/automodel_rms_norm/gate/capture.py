@@ -101,4 +101,4 @@ def _captured(zero_centered_gamma: bool) -> Iterator[Case]:
             inputs = inputs.with_arguments(zero_centered_gamma=False)
         shape = " x ".join(str(size) for size in x.shape)
         label = f"Qwen3 {name.removeprefix('model.')}, bf16, {shape}"
-        yield Case(label, inputs, x.dtype, {"hidden": x.shape[-1]})
+        yield Case(label, inputs, x.dtype, {"hidden": x.shape[-1]}, main=False)

@@ -23,13 +23,24 @@ class Plan:
     device: torch.device
     cases: tuple[Case, ...]
     extremes: tuple[Case, ...]
-    compile_modes: tuple[str, ...] = COMPILE_MODES
+    tuned: tuple[Case, ...] = ()  # large enough for Inductor's autotuner to have a choice
+    quick: bool = False
     # Of the last case alone: checks of a case follow each other.
     _expected: dict[tuple[Case, str], Results] = field(default_factory=dict)
 
     @property
     def main_cases(self) -> list[Case]:
         return [case for case in self.cases if case.main]
+
+    @property
+    def compiled_cases(self) -> list[Case]:
+        """The main ones; the first of each dtype where it has to be quick."""
+        first = {case.dtype: case for case in reversed(self.main_cases)}
+        return list(first.values()) if self.quick else self.main_cases
+
+    @property
+    def compile_modes(self) -> tuple[str, ...]:
+        return COMPILE_MODES[:2] if self.quick else COMPILE_MODES
 
     def run(self, case: Case, context: Context) -> Results:
         return context.run(self.target.bind(case), case.inputs)
@@ -52,7 +63,7 @@ class Plan:
             results = self.run(case, context)
             return Measured(results, lambda: first_difference(results, expected, context.label))
 
-        return Check(property, case.label, context.name, run)
+        return Check(property, case.label, context.name, run, case.inputs)
 
 
 @dataclass(frozen=True)

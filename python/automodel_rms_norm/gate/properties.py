@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import torch
 
 from automodel_rms_norm import _C, golden
-from automodel_rms_norm.bits import Difference
-from automodel_rms_norm.contexts import EAGER, Results, autograd_contexts, norm_inputs
-from automodel_rms_norm.gate import float64
+from automodel_rms_norm.bits import Difference, compare
+from automodel_rms_norm.contexts import EAGER, NO_GRAD, Results, autograd_contexts, norm_inputs
+from automodel_rms_norm.gate import float64, inductor
 from automodel_rms_norm.gate.devices import forced_isa, p4
 from automodel_rms_norm.gate.plan import Plan, Property
 from automodel_rms_norm.gate.recipe import Case
 from automodel_rms_norm.gate.row_checks import p3, p5
-from automodel_rms_norm.gate.runner import Check, Measured, not_run
+from automodel_rms_norm.gate.runner import Check, Measured, NotRunError, not_run
 from automodel_rms_norm.run_modes import run_mode_contexts
 
 __all__ = ["PROPERTIES"]
@@ -27,10 +27,56 @@ def _p1(plan: Plan) -> Iterator[Check]:
 
 
 def _p2(plan: Plan) -> Iterator[Check]:
-    for case in plan.main_cases:
+    for case in plan.compiled_cases:
         fullgraph = plan.target.fullgraph
         for context in run_mode_contexts(case.inputs, plan.compile_modes, fullgraph):
             yield plan.check("P2", case, context)
+
+
+def _p2_choices(plan: Plan) -> Iterator[Check]:
+    if plan.device.type != "cuda":
+        reason = "choices: Inductor's autotuner has none on a CPU"
+        yield not_run("P2-choices", "every case", reason)
+    for case in plan.tuned:
+        for dynamic in (True, False):
+            yield _every_choice(plan, case, dynamic)
+
+
+def _every_choice(plan: Plan, case: Case, dynamic: bool) -> Check:
+    """Both graphs, grad and no_grad, in every configuration of the autotuner, with one answer."""
+
+    def once() -> Results:
+        compiled = torch.compile(plan.target.bind(case), dynamic=dynamic)
+        graphs = {context.name: context.run(compiled, case.inputs) for context in (EAGER, NO_GRAD)}
+        return {
+            f"{name}, {graph}": tensor.clone()
+            for graph, results in graphs.items()
+            for name, tensor in results.items()
+        }
+
+    def run() -> Measured:
+        if reason := inductor.why_not_forced():
+            raise NotRunError(f"choices: {reason}")
+        answers = [results for results, _ in inductor.each_choice(once)]
+        results = {
+            f"{name}, choice {number + 1} of {len(answers)}": tensor
+            for number, answer in enumerate(answers)
+            for name, tensor in answer.items()
+        }
+        return Measured(results, lambda: _one_answer(results))
+
+    context = f"compiled {'dynamic' if dynamic else 'static'}, every choice"
+    return Check("P2-choices", case.label, context, run, case.inputs)
+
+
+def _one_answer(results: Results) -> Difference | None:
+    """Every tensor is compared with the first of the same output, whichever graph it is from."""
+    first: Results = {}
+    for name, tensor in results.items():
+        expected = first.setdefault(name.split(",")[0], tensor)
+        if difference := compare(tensor, expected, name):
+            return difference
+    return None
 
 
 def _accuracy(plan: Plan, case: Case) -> Check:
@@ -41,7 +87,7 @@ def _accuracy(plan: Plan, case: Case) -> Check:
         return Measured(results, lambda: judge(plan.target, case, results))
 
     against = "against the exact formula" if plan.target.judge else "against itself in float64"
-    return Check("P6", case.label, against, run)
+    return Check("P6", case.label, against, run, case.inputs)
 
 
 def _p6(plan: Plan) -> Iterator[Check]:
@@ -89,6 +135,7 @@ def _p7(plan: Plan) -> Iterator[Check]:
 PROPERTIES = (
     Property("P1", "results: same bits in every autograd context", _p1),
     Property("P2", "same bits compiled, exported and as a CUDA graph", _p2),
+    Property("P2-choices", "same bits in every configuration of Inductor's autotuner", _p2_choices),
     Property("P3", "a row depends on itself and what rows share alone", p3),
     Property("P4", "CPU instruction sets and CUDA give the same bits", p4),
     Property("P5", "run to run; parameters' gradients on the ordered rows alone", p5),

@@ -42,7 +42,8 @@ class Row:
 class Report:
     """What was checked, where, and what came of it. ``meanings`` has the properties in order.
 
-    ``expected`` are the properties that must hold, all if it is empty.
+    ``expected`` are the properties that must hold, all if it is empty; ``failing`` is the verb of
+    those that do not.
     """
 
     target: str
@@ -51,6 +52,7 @@ class Report:
     outcomes: Sequence[Outcome]
     seconds: float
     expected: tuple[str, ...] = ()
+    failing: str = "fail"
 
     @property
     def rows(self) -> list[Row]:
@@ -72,12 +74,13 @@ class Report:
         """One sentence."""
         rows = [row for row in self.rows if self._counts(row.key)]
         others = [row.key for row in self.rows if row.failures and not self._counts(row.key)]
-        aside = f" ({', '.join(others)} fail and need not hold)" if others else ""
+        aside = f" ({', '.join(others)} {self.failing} and need not hold)" if others else ""
         cases = sum(row.cases for row in rows)
         failing = [row.key for row in rows if row.failures]
         if failing:
             failed = sum(len(row.failures) for row in rows)
-            return f"{', '.join(failing)} of {self.target} fail: {failed} of {cases} cases{aside}"
+            which = f"{', '.join(failing)} of {self.target} {self.failing}"
+            return f"{which}: {failed} of {cases} cases{aside}"
         if not cases:
             return f"no case of {self.target} could be run{aside}"
         return f"{self.target} holds in all {cases} cases{aside}"

@@ -62,7 +62,7 @@ def _check(plan: Plan, key: str, case: Case, name: str, vary: Variants) -> Check
                 pairs.append((f"{output}, {name}", tensor, expected))
         return Measured(results, lambda: _difference(pairs))
 
-    return Check(key, case.label, name, run)
+    return Check(key, case.label, name, run, case.inputs)
 
 
 def p3(plan: Plan) -> Iterator[Check]:
@@ -96,7 +96,7 @@ def _again(plan: Plan, case: Case) -> Check:
         ]
         return Measured(runs[0], lambda: _difference(pairs))
 
-    return Check("P5", case.label, "run again", run)
+    return Check("P5", case.label, "run again", run, case.inputs)
 
 
 def _fresh(plan: Plan, case: Case) -> Check:
@@ -106,7 +106,7 @@ def _fresh(plan: Plan, case: Case) -> Check:
         pairs = [(f"{output}, {name}", tensor, other[output]) for output, tensor in one.items()]
         return Measured(one, lambda: _difference(pairs))
 
-    return Check("P5", case.label, "fresh process", run)
+    return Check("P5", case.label, "fresh process", run, case.inputs)
 
 
 def p5(plan: Plan) -> Iterator[Check]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from automodel_rms_norm.bits import Difference
-from automodel_rms_norm.contexts import Results
+from automodel_rms_norm.contexts import Inputs, Results
+from automodel_rms_norm.golden import digest
 
 __all__ = [
     "FAILS",
     "HOLDS",
+    "INPUTS",
     "NOT_RUN",
     "Check",
     "Measured",
     "NotRunError",
     "Outcome",
+    "measure",
     "not_run",
     "outcome",
     "raised",
@@ -24,6 +28,7 @@ __all__ = [
 ]
 
 HOLDS, FAILS, NOT_RUN = "holds", "fails", "not run"
+INPUTS = "inputs"  # the name, among digests, of that of the inputs
 
 
 class NotRunError(Exception):
@@ -41,18 +46,24 @@ class Measured(NamedTuple):
 class Check:
     """One comparison: of which property, on which inputs, in which circumstances.
 
-    ``run`` raises NotRunError where it cannot tell; any other exception is a failure of this check.
+    ``inputs`` is what `case` says in words, None where there is no one set of them. ``run``
+    raises NotRunError where it cannot tell; any other exception is a failure of this check.
     """
 
     property: str
     case: str
     context: str
     run: Callable[[], Measured]
+    inputs: Inputs | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a check. ``detail`` is the difference, the exception or the reason, in words."""
+    """What came of a check.
+
+    ``detail`` is the difference, the exception or the reason, in words; ``digests``, of the results
+    by name, are there where they were asked for.
+    """
 
     property: str
     case: str
@@ -60,6 +71,7 @@ class Outcome:
     status: str
     detail: str = ""
     difference: Difference | None = None
+    digests: dict[str, str] | None = None
 
 
 def not_run(property: str, case: str, reason: str, context: str = "") -> Check:
@@ -77,18 +89,46 @@ def raised(error: Exception) -> str:
     return f"raised {type(error).__name__}: {lines[0]}"
 
 
-def outcome(check: Check) -> Outcome:
-    """Runs one check."""
+def _attempt(check: Check, answer: Callable[[Measured], Outcome]) -> Outcome:
     place = (check.property, check.case, check.context)
     try:
-        difference = check.run().judge()
+        return answer(check.run())
     except NotRunError as reason:
         return Outcome(*place, NOT_RUN, str(reason))
     except Exception as error:  # whatever the function under test raises is a finding
         return Outcome(*place, FAILS, raised(error))
-    if difference is None:
-        return Outcome(*place, HOLDS)
-    return Outcome(*place, FAILS, str(difference), difference)
+
+
+def outcome(check: Check) -> Outcome:
+    """Runs one check and judges it."""
+    place = (check.property, check.case, check.context)
+
+    def judged(measured: Measured) -> Outcome:
+        difference = measured.judge()
+        if difference is None:
+            return Outcome(*place, HOLDS)
+        return Outcome(*place, FAILS, str(difference), difference)
+
+    return _attempt(check, judged)
+
+
+@lru_cache(maxsize=1)  # checks of a case follow each other
+def _of_inputs(inputs: Inputs | None) -> str:
+    if inputs is None:
+        return ""
+    tensors = [*inputs.tensors.values(), *(g for g in inputs.grads.values() if g is not None)]
+    return " ".join(f"{digest(tensor):#018x}" for tensor in tensors)
+
+
+def measure(check: Check) -> Outcome:
+    """Runs one check for the digests of its results, and judges nothing."""
+    place = (check.property, check.case, check.context)
+
+    def digested(measured: Measured) -> Outcome:
+        digests = {name: f"{digest(tensor):#018x}" for name, tensor in measured.results.items()}
+        return Outcome(*place, HOLDS, digests={INPUTS: _of_inputs(check.inputs), **digests})
+
+    return _attempt(check, digested)
 
 
 def run(checks: Iterable[Check]) -> Iterator[Outcome]:

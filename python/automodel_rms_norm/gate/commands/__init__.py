@@ -4,8 +4,8 @@ Each has NAME, HELP, DESCRIPTION, ``add_arguments(parser)`` and ``run(options)``
 exit status.
 """
 
-from automodel_rms_norm.gate.commands import check, diagnose, dpo, info, matrix
+from automodel_rms_norm.gate.commands import check, diagnose, dpo, golden, info, matrix
 
 __all__ = ["COMMANDS"]
 
-COMMANDS = (check, diagnose, dpo, matrix, info)
+COMMANDS = (check, golden, diagnose, dpo, matrix, info)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import IO
+import json
+from pathlib import Path
 
 import torch
 
+from automodel_rms_norm.gate import plot
+from automodel_rms_norm.gate.checks import load_target, why_no_gpu
+from automodel_rms_norm.gate.plan import Property
 from automodel_rms_norm.gate.properties import PROPERTIES
-from automodel_rms_norm.gate.recipe import DTYPES, Recipe
-from automodel_rms_norm.gate.targets import BUILT_IN, load
+from automodel_rms_norm.gate.recipe import DTYPES, Selection
+from automodel_rms_norm.gate.report import Report
+from automodel_rms_norm.gate.targets import BUILT_IN
 
 __all__ = [
     "UsageError",
+    "add_selection",
     "add_target",
-    "count",
-    "counts",
-    "dtypes",
+    "check_output",
     "keys",
     "load_target",
-    "open_output",
+    "properties",
+    "selection",
+    "write_outputs",
 ]
 
 
@@ -29,14 +34,17 @@ class UsageError(Exception):
 
 
 def keys(text: str) -> tuple[str, ...]:
+    """P2 is also what begins with P2-."""
     known = [property.key for property in PROPERTIES]
-    chosen = [key.strip().upper() for key in text.split(",")]
+    chosen = [key.strip().lower() for key in text.split(",")]
     for key in chosen:
-        if key not in known:
+        if key not in map(str.lower, known):
             raise argparse.ArgumentTypeError(
-                f"there is no property {key!r}; choose from {', '.join(known)}"
+                f"there is no property {key.upper()!r}; choose from {', '.join(known)}"
             )
-    return tuple(key for key in known if key in chosen)
+    return tuple(
+        key for key in known if any(f"{key.lower()}-".startswith(f"{one}-") for one in chosen)
+    )
 
 
 def dtypes(text: str) -> tuple[torch.dtype, ...]:
@@ -62,6 +70,15 @@ def count(text: str) -> int:
     return found[0]
 
 
+def seconds(text: str) -> float:
+    try:
+        if (value := float(text)) >= 0:
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+
+
 def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
@@ -73,24 +90,66 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_target(text: str) -> Recipe:
-    """The target that `text` names, which may be in a file of the current folder.
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto is the CPU and, if there is one, the GPU",
+    )
+    parser.add_argument(
+        "--property", type=keys, default=(), metavar="P1,P3", help="check these alone"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer widths, dtypes and run modes")
+    parser.add_argument("--dtype", type=dtypes, default=(), metavar=",".join(DTYPES), help="of x")
+    parser.add_argument("--widths", type=counts, default=(), metavar="N,N")
+    parser.add_argument("--rows", type=count, metavar="M")
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="for each case, in a process of its own (default 300); 0: no limit, in this process",
+    )
+
+
+def selection(options: argparse.Namespace) -> Selection:
+    """Of the options of `add_selection`.
 
     Raises:
-        TargetError: see `targets.load`.
+        UsageError: for a GPU that is not there.
     """
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    return load(text)
+    if options.device == "cuda" and (reason := why_no_gpu()):
+        raise UsageError(f"--device cuda: {reason}")
+    return Selection(options.quick, options.dtype, options.widths, options.rows)
 
 
-def open_output(option: str, path: str | None) -> IO[str] | None:
-    """Opened before anything runs, so that a wrong path costs nothing.
+def properties(options: argparse.Namespace) -> list[Property]:
+    return [p for p in PROPERTIES if p.key in options.property or not options.property]
+
+
+def write_outputs(report: Report, options: argparse.Namespace) -> None:
+    """To the files that `check_outputs` has found writable."""
+    if options.json:
+        text = json.dumps(report.as_json(), indent=1) + "\n"
+        Path(options.json).write_text(text, encoding="utf-8")
+    if options.markdown:
+        Path(options.markdown).write_text(report.as_markdown(), encoding="utf-8")
+    if options.plot:
+        plot.write(report, options.plot)
+
+
+def check_output(option: str, path: str | Path | None) -> None:
+    """Before anything runs, so that a wrong path costs nothing.
 
     Raises:
         UsageError: if it cannot be written.
     """
+    if path is None:
+        return
+    if option == "--plot" and (reason := plot.why_not(str(path))):
+        raise UsageError(f"--plot {path}: {reason}")
     try:
-        return None if path is None else open(path, "w", encoding="utf-8")
+        Path(path).open("a", encoding="utf-8").close()
     except OSError as error:
-        raise UsageError(f"--{option} {path}: {error.strerror}") from error
+        raise UsageError(f"{option} {path}: {error.strerror}") from error

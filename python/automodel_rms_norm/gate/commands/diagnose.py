@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from automodel_rms_norm.gate.check import why_no_gpu
+from automodel_rms_norm.gate.checks import why_no_gpu
 from automodel_rms_norm.gate.commands.arguments import (
     UsageError,
     add_target,
+    check_output,
     count,
     load_target,
-    open_output,
 )
 from automodel_rms_norm.gate.diagnosis.diagnosis import diagnose
 from automodel_rms_norm.gate.diagnosis.subject import Subject
@@ -57,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
     if device == "cuda" and (reason := why_no_gpu()):
         raise UsageError(f"--device cuda: {reason}")
     target = load_target(options.target)
-    json_file = open_output("json", options.json)
-    markdown_file = open_output("markdown", options.markdown)
+    check_output("--json", options.json)
+    check_output("--markdown", options.markdown)
     rows = options.rows or (4096 if device == "cuda" else 64)
     dtype = options.dtype or ("bf16" if device == "cuda" else "fp32")
     chosen = Selection(dtypes=(DTYPES[dtype],), widths=(options.hidden,), rows=rows)
@@ -72,11 +73,9 @@ def run(options: argparse.Namespace) -> int:
         lambda line: progress.print(line, style="dim", highlight=False),
     )
     diagnosis.print(Console())
-    if json_file:
-        with json_file:
-            json.dump(diagnosis.as_json(), json_file, indent=1)
-            json_file.write("\n")
-    if markdown_file:
-        with markdown_file:
-            markdown_file.write(diagnosis.as_markdown())
+    if options.json:
+        text = json.dumps(diagnosis.as_json(), indent=1) + "\n"
+        Path(options.json).write_text(text, encoding="utf-8")
+    if options.markdown:
+        Path(options.markdown).write_text(diagnosis.as_markdown(), encoding="utf-8")
     return 1 if diagnosis.causes else 0

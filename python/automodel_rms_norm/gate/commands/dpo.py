@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from rich.console import Console
 
-from automodel_rms_norm.gate.check import why_no_gpu
+from automodel_rms_norm.gate.checks import why_no_gpu
 from automodel_rms_norm.gate.commands.arguments import (
     UsageError,
     add_target,
+    check_output,
     count,
     load_target,
-    open_output,
 )
 from automodel_rms_norm.gate.dpo.first_loss import Run, Setting, runs, why_no_trainer
 from automodel_rms_norm.gate.dpo.model import why_not_norm
@@ -63,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
     target = load_target(options.target)
     if reason := why_not_norm(target) or why_no_trainer():
         raise UsageError(reason)
-    json_file = open_output("json", options.json)
-    markdown_file = open_output("markdown", options.markdown)
+    check_output("--json", options.json)
+    check_output("--markdown", options.markdown)
     hidden = options.hidden or (2688 if device == "cuda" else 256)
     length = options.length or (384 if device == "cuda" else 96)
     console, done = Console(stderr=True), list[Run]()
@@ -78,11 +79,9 @@ def run(options: argparse.Namespace) -> int:
         done,
     )
     report.print(Console())
-    if json_file:
-        with json_file:
-            json.dump(report.as_json(), json_file, indent=1)
-            json_file.write("\n")
-    if markdown_file:
-        with markdown_file:
-            markdown_file.write(report.as_markdown())
+    if options.json:
+        text = json.dumps(report.as_json(), indent=1) + "\n"
+        Path(options.json).write_text(text, encoding="utf-8")
+    if options.markdown:
+        Path(options.markdown).write_text(report.as_markdown(), encoding="utf-8")
     return 0 if report.holds else 1

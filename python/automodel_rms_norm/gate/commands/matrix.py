@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from automodel_rms_norm.gate.commands.arguments import UsageError
+from automodel_rms_norm.gate.commands.arguments import UsageError, check_output
 from automodel_rms_norm.gate.matrix.row import Row
 from automodel_rms_norm.gate.matrix.steps import Plan, measure
 from automodel_rms_norm.gate.matrix.table import Matrix, into_document
@@ -50,13 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REQUIREMENTS",
         help="what the targets need, as pip install takes it, options as well",
     )
-    parser.add_argument(
-        "--check",
-        type=shlex.split,
-        default=["--quick"],
-        metavar="OPTIONS",
-        help="options of numerics-gate check; default: --quick",
-    )
+    parser.add_argument("--full", action="store_true", help="check and golden without --quick")
     parser.add_argument("--source", type=Path, default=Path(), help="a checkout; default: here")
     parser.add_argument(
         "--folder", type=Path, default=Path("build/matrix"), help="default: build/matrix"
@@ -79,9 +73,8 @@ def _plan(options: argparse.Namespace) -> Plan:
         raise UsageError(
             f"--source {options.source} is not a checkout of automodel-rms-norm; name one"
         )
-    for path in (options.json, options.markdown):
-        if path is not None:
-            _try_to_write(path)
+    check_output("--json", options.json)
+    check_output("--markdown", options.markdown)
     try:
         options.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -92,19 +85,10 @@ def _plan(options: argparse.Namespace) -> Plan:
         options.python,
         options.targets,
         options.install,
-        options.check,
+        () if options.full else ("--quick",),
         options.torch[0],
         options.keep,
     )
-
-
-def _try_to_write(path: Path) -> None:
-    """Now, so that a wrong path costs nothing; what the file holds stays."""
-    try:
-        with open(path, "a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
 
 
 def run(options: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ class Plan:
         python: the interpreter.
         targets: as `numerics-gate check` takes them; "op" first.
         install: more requirements, and options of pip install.
-        check: options of `numerics-gate check`.
+        extent: `--quick` or nothing, of `numerics-gate check` and `golden`.
         reference: the version whose digests the others are compared with.
         keep: whether an environment stays when its version is done.
     """
@@ -45,7 +45,7 @@ class Plan:
     python: str
     targets: Sequence[str]
     install: Sequence[str]
-    check: Sequence[str]
+    extent: Sequence[str]
     reference: str
     keep: bool = False
 
@@ -68,8 +68,10 @@ class _Version:
     def log(self) -> Path:
         return self.folder / "log"
 
-    def run(self, *command: str | Path, may_fail: bool = False) -> int:
-        """The status of a command, whose output goes to the log.
+    def run(
+        self, *command: str | Path, cwd: Path | None = None, may_fail: bool = False
+    ) -> tuple[int, str]:
+        """The status of a command and its output, which goes to the log.
 
         Raises:
             _StepError: for a status that is not 0, or, if it `may_fail`, neither 0 nor 1.
@@ -82,19 +84,23 @@ class _Version:
             log.flush()
             start = log.tell()
             done = subprocess.run(
-                words, stdout=log, stderr=subprocess.STDOUT, env=env | {"PYTHONNOUSERSITE": "1"}
+                words,
+                cwd=cwd,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=env | {"PYTHONNOUSERSITE": "1"},
             )
             log.seek(start)
             output = log.read()
         if done.returncode not in ((0, 1) if may_fail else (0,)):
             raise _StepError(_reason(output))
-        return done.returncode
+        return done.returncode, output
 
     def pip_install(self, *words: str) -> None:
         pip = (self.bin / "python", "-m", "pip", "--disable-pip-version-check", "install")
         self.run(*pip, *words)
 
-    def gate(self, *words: str | Path, may_fail: bool = False) -> int:
+    def gate(self, *words: str | Path, may_fail: bool = False) -> tuple[int, str]:
         return self.run(self.bin / "numerics-gate", *words, may_fail=may_fail)
 
     # --- What makes the environment, and is gone with it ------------------------------------------
@@ -113,19 +119,18 @@ class _Version:
         self.run(self.plan.python, self.plan.source / ".ci" / "make_venv.py", self.folder / "venv")
 
     def install_torch(self) -> None:
-        listed = subprocess.run(
-            [self.bin / "python", ".ci/requirements.py", "build", "run"],
-            cwd=self.plan.source,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        self.pip_install(f"torch=={self.row.torch}", *listed.stdout.split("\n")[:-1])
+        listing = (self.bin / "python", ".ci/requirements.py", "build", "run")
+        _, requirements = self.run(*listing, cwd=self.plan.source)
+        self.pip_install(f"torch=={self.row.torch}", *requirements.split("\n")[:-1])
 
     def install_more(self) -> None:
         constraint = self.folder / "constraint.txt"
         constraint.write_text(f"torch=={self.row.torch}\n", encoding="utf-8")
         self.pip_install("--constraint", str(constraint), *self.plan.install)
+
+    def build(self) -> None:
+        """Again with an environment that is there, for the sources may have changed."""
+        self.pip_install("--no-deps", "--no-build-isolation", str(self.plan.source))
 
     # --- What is measured, and stays --------------------------------------------------------------
 
@@ -136,7 +141,11 @@ class _Version:
 
     def check(self, target: str) -> None:
         path = self.folder / "check.json"
-        self.gate("check", target, "--json", path, *self.plan.check, may_fail=True)
+        path.unlink(missing_ok=True)
+        words = ("check", target, "--json", path, *self.plan.extent)
+        _, output = self.gate(*words, may_fail=True)
+        if not path.exists():  # Python's own status after an error is that of a failed check
+            raise _StepError(_reason(output))
         report = json.loads(path.read_text(encoding="utf-8"))
         del report["outcomes"]
         self.row.environment = report.pop("environment")
@@ -145,22 +154,22 @@ class _Version:
     def golden(self, target: str) -> None:
         name = re.sub(r"\W", "_", target) + ".json"
         reference = self.plan.row(self.plan.reference).with_name(name)
-        self.gate("golden", target, "--write", self.folder / name)
+        self.gate("golden", target, "--write", self.folder / name, *self.plan.extent)
         if self.plan.reference == self.row.torch:
             self.row.digests[target] = "recorded"
         elif not reference.exists():
             self.row.digests[target] = f"recorded; {self.plan.reference} has none"
         else:
-            differ = self.gate("golden", target, reference, may_fail=True)
+            differ, _ = self.gate("golden", target, reference, may_fail=True)
             self.row.digests[target] = f"{'other than' if differ else 'as'} {self.plan.reference}"
 
 
 def _reason(output: str) -> str:
     """The line of a failed command's output that says why."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(ERROR|error|numerics-gate|\w+Error): ", line)]
+    said = re.compile(r"(ERROR|error|numerics-gate|[\w.]+Error): ")
     # pip's first complaint is the cause; its later ones are about itself.
-    reason = [*errors, *lines[-1:], "it printed nothing"][0]
+    reason = next(filter(said.match, lines), [*lines, "it printed nothing"][-1])
     if "from versions: none" in reason:
         reason += "; is the package index reachable?"
     return reason.removeprefix("ERROR: ")
@@ -180,9 +189,11 @@ def measure(plan: Plan, version: str, tell: Callable[[str], None]) -> Row:
     row.failed = row.reason = ""
     here = _Version(plan, row, path.parent)
     here.folder.mkdir(parents=True, exist_ok=True)
-    lacking = [step for step in here.checks() if step[0] not in row.done]
-    made = (here.bin / "numerics-gate").exists()
-    for name, step in [*([] if made or not lacking else here.setup()), *lacking]:
+    steps = [step for step in here.checks() if step[0] not in row.done]
+    if steps:
+        made = (here.bin / "numerics-gate").exists()
+        steps = [*(() if made else here.setup()), ("build", here.build), *steps]
+    for name, step in steps:
         tell(f"torch {version}: {name}")
         start = time.monotonic()
         try:
