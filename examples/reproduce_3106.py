@@ -14,6 +14,7 @@ bits for the same weights and input; 0 if not; 2 if it cannot be tried here.
 """
 
 import argparse
+import ast
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from torch import Tensor
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 EPS = 1e-5
+OPTIONS: dict[str, object] = {}  # of Inductor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -78,7 +80,18 @@ def triton_version() -> str:
 
 def compiled() -> Callable[..., Tensor]:
     torch._dynamo.reset()
-    return torch.compile(rms_norm, dynamic=True)
+    return torch.compile(rms_norm, dynamic=True, options=OPTIONS)
+
+
+def inductor_option(text: str) -> None:
+    """NAME=VALUE, for every later compilation: does it take the fault away?"""
+    name, _, value = text.partition("=")
+    if not hasattr(torch._inductor.config, name):
+        raise argparse.ArgumentTypeError(f"Inductor has no option {name!r}")
+    try:
+        OPTIONS[name] = ast.literal_eval(value)
+    except (SyntaxError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a Python literal") from error
 
 
 def difference(left: Tensor, right: Tensor) -> str:
@@ -142,6 +155,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, help="default: 4096 on a GPU, 64 on a CPU")
     parser.add_argument("--hidden", type=int, default=2688, help="default: Nemotron Nano V3's")
     parser.add_argument("--runs", type=int, default=6, help="free compilations; default: 6")
+    parser.add_argument(
+        "--inductor",
+        type=inductor_option,
+        action="append",
+        metavar="NAME=VALUE",
+        help="an option of Inductor, for example deterministic=True; may be repeated",
+    )
     options = parser.parse_args(arguments)
     torch._inductor.config.force_disable_caches = True  # a cached choice is not made again
     warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
@@ -153,6 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     print(f"{where}, torch {torch.__version__}, triton {triton_version()}")
     print(f"{options.dtype} x of (1, {rows}, {options.hidden}), weight a Parameter, eps {EPS}")
+    print("".join(f"Inductor's {name} is {value!r}\n" for name, value in OPTIONS.items()), end="")
     problem = make_problem(rows, options.hidden, getattr(torch, options.dtype), device)
 
     eager, eager_inferred = problem.train(rms_norm), problem.infer(rms_norm)

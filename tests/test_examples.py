@@ -69,3 +69,18 @@ def test_a_gpu_that_is_not_there_is_said(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert reproducer.main(["--device", "cuda"]) == 2
     assert capsys.readouterr().err == "there is no CUDA GPU here; try --device cpu\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("nothing=1", "Inductor has no option 'nothing'"),
+        ("deterministic", "'' is not a Python literal"),
+    ],
+)
+def test_a_wrong_option_of_inductor_is_said(
+    reproducer: ModuleType, option: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        reproducer.main(["--inductor", option])
+    assert message in capsys.readouterr().err

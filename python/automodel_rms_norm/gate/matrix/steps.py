@@ -142,8 +142,8 @@ class _Version:
     def check(self, target: str) -> None:
         path = self.folder / "check.json"
         path.unlink(missing_ok=True)
-        words = ("check", target, "--json", path, *self.plan.extent)
-        _, output = self.gate(*words, may_fail=True)
+        extent = self.plan.extent
+        _, output = self.gate("check", target, "--json", path, *extent, may_fail=True)
         if not path.exists():  # Python's own status after an error is that of a failed check
             raise _StepError(_reason(output))
         report = json.loads(path.read_text(encoding="utf-8"))
