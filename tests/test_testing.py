@@ -155,6 +155,7 @@ P1 = [
     "weight a plain tensor",
     "checkpoint",
     "checkpoint, reentrant",
+    "gradients kept",
     "inputs kept",
 ]
 INSIDE = [f"inside a larger compiled function, {context}" for context in ("grad", "no_grad")]

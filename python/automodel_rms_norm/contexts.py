@@ -151,9 +151,9 @@ def leaves(inputs: Inputs, frozen: Iterable[str] = (), plain: Iterable[str] = ()
     wanted = set(inputs.differentiable) - set(frozen)
 
     def leaf(name: str, tensor: Tensor) -> Tensor:
-        if name in inputs.grads:
-            return tensor
         copy = _copy(tensor)
+        if name in inputs.grads:
+            return copy
         if name in inputs.parameters and name not in plain:
             return nn.Parameter(copy, requires_grad=name in wanted)
         return copy.requires_grad_(name in wanted)
@@ -218,6 +218,20 @@ def _inputs_before(function: Function, inputs: Inputs) -> Results:
     return inputs.tensors
 
 
+def _grads(inputs: Inputs) -> Results:
+    return {f"the gradient of {k}": grad for k, grad in inputs.grads.items() if grad is not None}
+
+
+def _grads_kept(function: Function, inputs: Inputs) -> Results:
+    given = leaves(inputs)
+    forward_backward(function, given)
+    return _grads(given)
+
+
+def _grads_before(function: Function, inputs: Inputs) -> Results:
+    return _grads(inputs)
+
+
 def _checkpoint(use_reentrant: bool) -> Callable[[Function, Inputs], Results]:
     def run(function: Function, inputs: Inputs) -> Results:
         given = leaves(inputs)
@@ -238,6 +252,7 @@ def _checkpoint(use_reentrant: bool) -> Callable[[Function, Inputs], Results]:
 NO_GRAD = Context("no_grad", _outputs(torch.no_grad), EAGER)
 INFERENCE = Context("inference_mode", _outputs(torch.inference_mode), EAGER)
 _BEFORE = Context("before the call", _inputs_before)
+_GRADS_BEFORE = Context("before the backward pass", _grads_before)
 
 
 def frozen_contexts(inputs: Inputs) -> Iterator[Context]:
@@ -264,15 +279,16 @@ def autograd_contexts(inputs: Inputs) -> list[Context]:
             EAGER,
         )
 
-    checkpoints = [
+    with_gradients = [
         Context("checkpoint", _checkpoint(use_reentrant=False), EAGER),
         Context("checkpoint, reentrant", _checkpoint(use_reentrant=True), EAGER),
+        Context("gradients kept", _grads_kept, _GRADS_BEFORE),
     ]
     return [
         NO_GRAD,
         INFERENCE,
         *frozen_contexts(inputs),
         *(plain(name) for name in inputs.differentiable if name in inputs.parameters),
-        *(checkpoints if inputs.differentiable else ()),
+        *(with_gradients if inputs.differentiable else ()),
         Context("inputs kept", _inputs_kept, _BEFORE),
     ]

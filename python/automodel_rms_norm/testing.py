@@ -8,10 +8,19 @@ import torch
 from torch import Tensor
 
 from automodel_rms_norm import bits
-from automodel_rms_norm.contexts import Function, autograd_contexts, norm_inputs
+from automodel_rms_norm.contexts import Function, Inputs, autograd_contexts, norm_inputs
+from automodel_rms_norm.gate.plan import Plan
+from automodel_rms_norm.gate.recipe import Case, Recipe, tensor
+from automodel_rms_norm.gate.row_checks import p3
+from automodel_rms_norm.gate.runner import FAILS, run
 from automodel_rms_norm.run_modes import COMPILE_MODES, run_mode_contexts
 
-__all__ = ["COMPILE_MODES", "assert_bitwise_equal", "assert_context_parity"]
+__all__ = [
+    "COMPILE_MODES",
+    "assert_batch_invariant",
+    "assert_bitwise_equal",
+    "assert_context_parity",
+]
 
 
 def assert_bitwise_equal(actual: Tensor, expected: Tensor, name: str = "tensor") -> None:
@@ -69,16 +78,7 @@ def assert_context_parity(
         AssertionError: naming each context that differs, what from, and the first difference.
         TypeError, ValueError: where x, weight or grad_y is not a dense floating-point tensor.
     """
-    for argument, tensor in (("x", x), ("weight", weight), ("grad_y", grad_y)):
-        if tensor is None and argument != "x":
-            continue
-        dense = bits.check_dense(tensor, argument)
-        if not dense.is_floating_point():
-            raise TypeError(f"{argument} must be of a floating-point dtype, got {dense.dtype}")
-    if grad_y is None:
-        generator = torch.Generator().manual_seed(0)
-        grad_y = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-    inputs = norm_inputs(x, weight, grad_y, eps)
+    inputs = _norm_inputs(x, weight, eps, grad_y)
     run_modes = run_mode_contexts(inputs, compile_modes, fullgraph)
     if not compile_modes:
         run_modes = [context for context in run_modes if context.name != "export"]
@@ -87,9 +87,66 @@ def assert_context_parity(
         ran.append(context.name)
         if difference := context.difference(function, inputs):
             differences.append(str(difference))
+    _raise_differences(differences, f"of {len(ran)} contexts")
+    return ran
+
+
+def assert_batch_invariant(
+    function: Function,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    grad_y: Tensor | None = None,
+) -> list[str]:
+    """Asserts that every row of y and grad_x depends on that row, weight and eps alone: P3.
+
+    Runs ``function(x, weight, eps)`` forward and backward on rows alone, in other batches, at other
+    positions, of another rank, off alignment and with other strides, with the other rows changed,
+    and for a CPU x with other thread counts.
+
+    Args:
+        function: ``(x, weight, eps) -> y``, differentiable.
+        x: (rows, ..., hidden), floating point; its first dimension is the rows.
+        weight: (hidden,) or None.
+        eps: passed on.
+        grad_y: y's shape and dtype; by default fixed random values.
+
+    Returns:
+        The names of what was varied.
+
+    Raises:
+        AssertionError: naming each variation that changes a row, and the first difference.
+        TypeError, ValueError: where x, weight or grad_y is not a dense floating-point tensor, or x
+            has no rows.
+    """
+    inputs = _norm_inputs(x, weight, eps, grad_y)
+    if x.dim() < 2 or x.shape[0] < 2:
+        raise ValueError(f"x must be (rows, ..., hidden) with two rows, got {tuple(x.shape)}")
+    given = {"x": tensor("rows", "hidden"), "weight": None, "eps": eps}
+    target = Recipe(function, given, any_rank=True)
+    case = Case("x", inputs, x.dtype)
+    checks = list(p3(Plan(target, x.device, (case,), ())))
+    details = [outcome.detail for outcome in run(checks) if outcome.status == FAILS]
+    _raise_differences(details, f"of {len(checks)} variations")
+    return [check.context for check in checks]
+
+
+def _norm_inputs(x: Tensor, weight: Tensor | None, eps: float, grad_y: Tensor | None) -> Inputs:
+    for argument, given in (("x", x), ("weight", weight), ("grad_y", grad_y)):
+        if given is None and argument != "x":
+            continue
+        dense = bits.check_dense(given, argument)
+        if not dense.is_floating_point():
+            raise TypeError(f"{argument} must be of a floating-point dtype, got {dense.dtype}")
+    if grad_y is None:
+        generator = torch.Generator().manual_seed(0)
+        grad_y = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+    return norm_inputs(x, weight, grad_y, eps)
+
+
+def _raise_differences(differences: Sequence[str], among: str) -> None:
     if differences:
         raise AssertionError(
-            f"the bits differ in {len(differences)} of {len(ran)} contexts\n"
-            + "\n".join(differences)
+            f"the bits differ in {len(differences)} {among}\n" + "\n".join(differences)
         )
-    return ran

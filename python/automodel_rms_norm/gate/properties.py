@@ -17,7 +17,7 @@ from automodel_rms_norm.gate.row_checks import p3, p5
 from automodel_rms_norm.gate.runner import Check, Measured, NotRunError, not_run
 from automodel_rms_norm.run_modes import run_mode_contexts
 
-__all__ = ["PROPERTIES"]
+__all__ = ["PROPERTIES", "chosen"]
 
 
 def _p1(plan: Plan) -> Iterator[Check]:
@@ -142,3 +142,21 @@ PROPERTIES = (
     Property("P6", "errors within bounds; 16-bit y of a norm within 1 ulp", _p6),
     Property("P7", "the bits recorded for this contract version", _p7),
 )
+
+
+def chosen(text: str) -> tuple[str, ...]:
+    """The keys of the properties named in `text`, "p1,P3"; P2 is also what begins with P2-.
+
+    Raises:
+        ValueError: for one that there is not, with those that there are.
+    """
+    known = [property.key for property in PROPERTIES]
+    named = [key.strip().lower() for key in text.split(",")]
+    for key in named:
+        if key not in map(str.lower, known):
+            raise ValueError(
+                f"there is no property {key.upper()!r}; choose from {', '.join(known)}"
+            )
+    return tuple(
+        key for key in known if any(f"{key.lower()}-".startswith(f"{one}-") for one in named)
+    )

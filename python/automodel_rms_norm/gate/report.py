@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -62,10 +63,15 @@ class Report:
         ]
 
     @property
+    def failed(self) -> bool:
+        """Whether something failed that must hold."""
+        return any(o.status == FAILS for o in self.outcomes if self._counts(o.property))
+
+    @property
     def holds(self) -> bool:
         """Whether something was run and nothing failed."""
-        statuses = {o.status for o in self.outcomes if self._counts(o.property)}
-        return HOLDS in statuses and FAILS not in statuses
+        ran = any(o.status == HOLDS for o in self.outcomes if self._counts(o.property))
+        return ran and not self.failed
 
     def _counts(self, key: str) -> bool:
         return not self.expected or key in self.expected
@@ -110,6 +116,13 @@ class Report:
         console.print(self._environment())
         style = "bold green" if self.holds else "bold red"
         console.print(Text(f"{self.verdict()}, {self.seconds:.0f} s", style=style))
+
+    def as_text(self, width: int = 120) -> str:
+        """What `print` prints, without colours."""
+        console = Console(file=io.StringIO(), width=width, color_system=None)
+        with console.capture() as capture:
+            self.print(console)
+        return capture.get()
 
     def _table(self) -> RenderableType:
         table = Table(title=self.target, title_justify="left")

@@ -133,13 +133,14 @@ def _picked(inputs: Inputs, order: Tensor) -> Variant:
     return Variant(_changed(inputs, pick), torch.arange(len(order)), order)
 
 
-def _some(inputs: Inputs) -> list[int]:
+def _some(inputs: Inputs, many: int) -> list[int]:
+    """The first, the last and others between them."""
     rows = count(inputs)
-    return sorted({0, rows // 2, rows - 1})
+    return sorted({round(i * (rows - 1) / (many - 1)) for i in range(many)})
 
 
 def _alone(inputs: Inputs) -> Iterator[Variant]:
-    for row in _some(inputs):
+    for row in _some(inputs, 8):
         yield _picked(inputs, torch.tensor([row]))
 
 
@@ -180,7 +181,7 @@ def _other_rows(inputs: Inputs) -> Iterator[Variant]:
         partial(_filled, 0.0),
         partial(_filled, torch.nan),
     )
-    for row, fill in zip(_some(inputs), fillers, strict=False):
+    for row, fill in zip(_some(inputs, 3), fillers, strict=False):
         where = torch.tensor([row])
         yield Variant(_changed(inputs, partial(_all_but, row, fill)), where, where)
 

@@ -11,7 +11,7 @@ import torch
 from automodel_rms_norm.gate import plot
 from automodel_rms_norm.gate.checks import load_target, why_no_gpu
 from automodel_rms_norm.gate.plan import Property
-from automodel_rms_norm.gate.properties import PROPERTIES
+from automodel_rms_norm.gate.properties import PROPERTIES, chosen
 from automodel_rms_norm.gate.recipe import DTYPES, Selection
 from automodel_rms_norm.gate.report import Report
 from automodel_rms_norm.gate.targets import BUILT_IN
@@ -34,17 +34,10 @@ class UsageError(Exception):
 
 
 def keys(text: str) -> tuple[str, ...]:
-    """P2 is also what begins with P2-."""
-    known = [property.key for property in PROPERTIES]
-    chosen = [key.strip().lower() for key in text.split(",")]
-    for key in chosen:
-        if key not in map(str.lower, known):
-            raise argparse.ArgumentTypeError(
-                f"there is no property {key.upper()!r}; choose from {', '.join(known)}"
-            )
-    return tuple(
-        key for key in known if any(f"{key.lower()}-".startswith(f"{one}-") for one in chosen)
-    )
+    try:
+        return chosen(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def dtypes(text: str) -> tuple[torch.dtype, ...]:
