@@ -25,6 +25,7 @@ __all__ = [
     "Tuning",
     "each_choice",
     "forced_choice",
+    "goes_through_inductor",
     "half_the_multiprocessors",
     "recorded",
     "why_not_forced",
@@ -187,6 +188,13 @@ def forced_choice(number: int) -> Iterator[Forced]:
     patched = mock.patch.object(_autotuner(), "benchmark_all_configs", benchmark_all_configs)
     with _afresh(), patched:
         yield forced
+
+
+def goes_through_inductor(run: Callable[[], object]) -> bool:
+    """Whether `run()` compiles anything, as a function decorated with torch.compile does."""
+    with recorded() as recording:
+        run()
+    return bool(recording.graphs)
 
 
 def each_choice(run: Callable[[], T]) -> Iterator[tuple[T, Recording]]:

@@ -9,7 +9,7 @@ import re
 import torch
 from torch import Tensor
 
-from automodel_rms_norm.contexts import EAGER, NO_GRAD, Inputs, Results
+from automodel_rms_norm.contexts import EAGER, NO_GRAD, Inputs
 from automodel_rms_norm.gate.diagnosis.finding import ABSENT, CAUSE, RULED_OUT, UNKNOWN, Finding
 from automodel_rms_norm.gate.diagnosis.subject import Subject, answers, differences
 from automodel_rms_norm.gate.inductor import Tuning, recorded, why_not_forced
@@ -55,25 +55,29 @@ _FORWARD = ("forward", "inference")
 
 def autotuned_choice(subject: Subject) -> Finding:
     """Whether the candidates of Inductor's autotuner give other bits."""
-    cause, choices = "autotuned choice", subject.choices
+    cause, recording = "autotuned choice", subject.recording
     if reason := why_not_forced():
         return Finding(cause, UNKNOWN, reason)
-    tunings = {tuning.kernel: tuning for tuning in subject.recording.tunings}
-    if not tunings:
+    if not recording.tunings:
         where = "on a CPU" if subject.inputs.device.type == "cpu" else "here: one configuration"
         return Finding(cause, ABSENT, f"Inductor tunes nothing {where}")
-    numbers = answers(choice.results[context] for choice in choices for context in choice.results)
-    count, most = len(set(numbers)), max(len(t.candidates) for t in tunings.values())
-    evidence = [_candidates(tuning) for tuning in tunings.values()]
-    evidence += [_choice(subject, number) for number in range(len(choices))]
-    if count == 1:
-        sentence = f"autotuned over up to {most} configurations, which give the same bits"
+    outputs, gradients = _numbered(subject, False), _numbered(subject, True)
+    evidence = [_candidates(tuning) for tuning in dict.fromkeys(recording.tunings)]
+    for number in range(len(subject.choices)):
+        listed = [f"{k} answer {answer}" for (n, k), answer in outputs.items() if n == number]
+        listed.append(f"gradients answer {gradients.get((number, EAGER.name), 'none')}")
+        evidence.append(f"choice {number}: {', '.join(listed)}")
+    answered, differentiated = (len(set(found.values())) for found in (outputs, gradients))
+    if max(answered, differentiated) == 1:
+        sentence = "the configurations that it is autotuned over give the same bits"
         return Finding(cause, RULED_OUT, sentence, tuple(evidence))
-    tuned = len({k for k in _FORWARD if any(g.kind == k for g in subject.recording.graphs)})
-    graphs = "two graphs, each" if tuned == 2 else "one graph,"
+    tuned = {tuning.kernel: len(tuning.candidates) for tuning in recording.tunings}
+    forward = [graph for graph in recording.graphs if graph.kind in _FORWARD]
+    most = max((tuned.get(k.name, 1) for graph in forward for k in graph.kernels), default=1)
+    graphs = "two graphs, each" if len({graph.kind for graph in forward}) == 2 else "one graph,"
     sentence = (
-        f"{graphs} autotuned over up to {most} configurations with different reduction order; "
-        f"{count} answers; {_fixed(subject)}"
+        f"{graphs} autotuned over {most} configurations with different reduction order; "
+        f"{answered} answers, {differentiated} of the gradients; {_fixed(subject)}"
     )
     return Finding(cause, CAUSE, sentence, tuple(evidence))
 
@@ -83,19 +87,15 @@ def _candidates(tuning: Tuning) -> str:
     return f"{tuning.kernel} has {len(tuning.candidates)} candidates: {listed}"
 
 
-def _choice(subject: Subject, number: int) -> str:
-    numbered = answers(
-        {"y": _first(results)} for c in subject.choices for results in c.results.values()
-    )
-    size = len(subject.choices[0].results)
-    mine = numbered[number * size : (number + 1) * size]
-    names = subject.choices[number].results
-    listed = ", ".join(f"{name} answer {i}" for name, i in zip(names, mine, strict=True))
-    return f"choice {number}: {listed}"
-
-
-def _first(results: Results) -> Tensor:
-    return next(iter(results.values()))
+def _numbered(subject: Subject, gradients: bool) -> dict[tuple[int, str], int]:
+    """The answer of each choice and context, outputs or gradients alone."""
+    parts = {
+        (number, context): {k: t for k, t in results.items() if k.startswith("grad_") is gradients}
+        for number, choice in enumerate(subject.choices)
+        for context, results in choice.results.items()
+    }
+    there = {place: part for place, part in parts.items() if part}
+    return dict(zip(there, answers(there.values()), strict=True))
 
 
 def _fixed(subject: Subject) -> str:

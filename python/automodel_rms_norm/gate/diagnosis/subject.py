@@ -24,6 +24,7 @@ from automodel_rms_norm.gate.inductor import (
     Recording,
     each_choice,
     forced_choice,
+    goes_through_inductor,
     recorded,
     why_not_forced,
 )
@@ -79,9 +80,7 @@ class Subject:
     @cached_property
     def compiles_itself(self) -> bool:
         """Whether a plain call of it goes through torch.compile."""
-        with recorded() as recording:
-            NO_GRAD.run(self.function, self.inputs)
-        return bool(recording.graphs)
+        return goes_through_inductor(lambda: NO_GRAD.run(self.function, self.inputs))
 
     def compiled(self, backend: str = "inductor") -> Function:
         """As it compiles itself; else under torch.compile with dynamic shapes."""

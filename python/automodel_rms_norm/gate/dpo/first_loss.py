@@ -153,7 +153,8 @@ def runs(setting: Setting, free: int) -> Iterator[Run]:
     free, `free` times. Where it has no choice, as on a CPU, compiled once.
     """
     with torch.compiler.set_stance("force_eager"):
-        yield _run("uncompiled", setting, compiled=False)
+        uncompiled = _run("uncompiled", setting, compiled=False)
+    yield uncompiled
     compiled = not norm_compiles_itself(setting.target)
     if setting.device == "cpu" or why_not_forced():
         yield _run("compiled", setting, compiled)
