@@ -115,7 +115,7 @@ def _train_one_step(policy: nn.Module, reference: nn.Module, setting: Setting) -
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
-    return losses[0].cpu()
+    return losses[0]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _run(circumstance: str, setting: Setting, compiled: bool, takes: _Takes | No
         reference.register_forward_pre_hook(_taking(takes.forced, takes.reference))
     with recorded() as recording:
         loss = _train_one_step(policy, reference, setting)
-    # What equal log-probabilities give, in the loss's own precision and by its own function.
+    # What equal log-probabilities give: by the same function, device and precision.
     ln2 = -F.logsigmoid(torch.zeros_like(loss))
     return Run(circumstance, loss.item(), bool(loss == ln2), recording.choices)
 
