@@ -13,8 +13,8 @@ from automodel_rms_norm import golden
 from automodel_rms_norm.bits import Difference
 from automodel_rms_norm.contexts import leaves, norm_inputs
 from automodel_rms_norm.gate import capture, check, cli, plan, rows, runner
-from automodel_rms_norm.gate.commands import arguments as shared_arguments
 from automodel_rms_norm.gate.norms import MODELS, OP, norm_recipe
+from automodel_rms_norm.gate.plan import Property
 from automodel_rms_norm.gate.properties import PROPERTIES
 from automodel_rms_norm.gate.recipe import Recipe, Selection
 from automodel_rms_norm.gate.report import Report
@@ -29,8 +29,12 @@ from automodel_rms_norm.gate.runner import (
 )
 from rich.console import Console
 
-KEYS = [property.key for property in PROPERTIES]
+KEYS = [property.key for property in PROPERTIES if property.key != "P2-choices"]  # on a CPU
 EAGER = [key for key in KEYS if key != "P2"]  # for faults that no compiler has to see
+
+
+def named(*keys: str) -> list[Property]:
+    return [property for property in PROPERTIES if property.key in keys]
 
 
 @pytest.fixture
@@ -57,8 +61,7 @@ def target(function, **options) -> Recipe:
 
 
 def failing(target: Recipe, *keys: str) -> set[str]:
-    chosen = [property for property in PROPERTIES if not keys or property.key in keys]
-    report = check.check(target, chosen, device="cpu")
+    report = check.check(target, named(*(keys or KEYS)), device="cpu")
     assert all(row.cases > 0 for row in report.rows)
     return {row.key for row in report.rows if row.failures}
 
@@ -198,7 +201,7 @@ def test_a_function_that_raises_is_a_failure_of_that_case():
             raise RuntimeError("no four dimensions\nplease")
         return norm(x, *others)
 
-    report = check.check(target(moody), PROPERTIES[2:3], device="cpu")
+    report = check.check(target(moody), named("P3"), device="cpu")
     (row,) = report.rows
     assert {failure.context for failure in row.failures} == {"other rank"}
     assert row.failures[0].detail == "raised RuntimeError: no four dimensions"
@@ -212,9 +215,9 @@ def test_a_function_that_raises_is_a_failure_of_that_case():
 def test_exit_0_where_all_hold(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "200")
     path = tmp_path / "report.json"
-    assert cli.main(["check", "--device", "cpu", "--quick", "--json", str(path)]) == 0
+    assert cli.main(["check", "--device", "cpu", "--timeout", "0", "--json", str(path)]) == 0
     text = capsys.readouterr().out
-    for property in PROPERTIES:
+    for property in named(*KEYS):
         assert re.search(rf"{property.key} +│ {re.escape(property.meaning)} +│ +\d+ │ +0 │", text)
     assert re.search(r"automodel_rms_norm.rms_norm holds in all \d+ cases, \d+ s", text)
     for words in (f"torch +{re.escape(torch.__version__)}", "contract +version 1", arn.__version__):
@@ -223,8 +226,9 @@ def test_exit_0_where_all_hold(capsys, monkeypatch, tmp_path):
     report = json.loads(path.read_text())
     assert report["holds"] is True
     assert list(report) == ["target", "holds", "seconds", "environment", "properties", "outcomes"]
-    assert [row["property"] for row in report["properties"]] == KEYS
-    for row in report["properties"]:
+    rows_ = [row for row in report["properties"] if row["property"] != "P2-choices"]
+    assert [row["property"] for row in rows_] == KEYS
+    for row in rows_:
         ours = [o for o in report["outcomes"] if o["property"] == row["property"]]
         assert row["cases"] == sum(o["status"] == HOLDS for o in ours) > 0
         assert (row["failures"], row["first_difference"]) == (0, None)
@@ -237,10 +241,11 @@ def test_exit_0_where_all_hold(capsys, monkeypatch, tmp_path):
 def test_exit_1_and_the_first_difference_where_one_fails(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "220")
     monkeypatch.setattr(
-        shared_arguments, "load", lambda name: replace(target(by_batch), name="faulty.norm")
+        check, "load_target", lambda name: replace(target(by_batch), name="faulty.norm")
     )
     path = tmp_path / "report.json"
     arguments = ["check", "--device", "cpu", "--property", "p5,P3", "--json", str(path)]
+    arguments += ["--timeout", "0"]
     assert cli.main(arguments) == 1
     text = capsys.readouterr().out
     assert re.search(r"P3 of faulty.norm fail: \d+ of \d+ cases", text)
@@ -265,11 +270,20 @@ def test_exit_1_and_the_first_difference_where_one_fails(capsys, monkeypatch, tm
         ([], "the following arguments are required: command"),
         (["chekc"], "invalid choice: 'chekc'"),
         (["check", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
-        (["check", "--property", "P1,P9"], "there is no property 'P9'; choose from P1, P2, P3"),
+        (
+            ["check", "--property", "P1,P9"],
+            "there is no property 'P9'; choose from P1, P2, P2-choices, P3",
+        ),
         (["check", "--fast"], "unrecognized arguments: --fast"),
         (["check", "--expect", "P0"], "there is no property 'P0'"),
         (["check", "--dtype", "bf16,int8"], "there is no dtype 'int8'; choose from bf16, fp16"),
         (["check", "--widths", "128,0"], "'128,0' is not a list of positive numbers"),
+        (["check", "--timeout", "soon"], "'soon' is not a number of seconds"),
+        (["check", "--plot", "/nowhere/plot.svg"], "/nowhere/plot.svg: No such file"),
+        (["check", "--plot", "plot.txt"], "--plot plot.txt: its name must end with .svg, .png"),
+        (["golden"], "golden takes either a FILE to compare with or --write FILE"),
+        (["golden", "op", "/nowhere/bits.json"], "/nowhere/bits.json: No such file"),
+        (["golden", "op", "--write", "/nowhere/bits.json"], "/nowhere/bits.json: No such file"),
         (["check", "--rows", "-3"], "'-3' is not a list of positive numbers"),
         (["check", "--markdown", "/nowhere/report.md"], "/nowhere/report.md: No such file"),
         (["check", "--json"], "argument --json: expected one argument"),
@@ -307,11 +321,11 @@ def printed(report: Report) -> str:
 @pytest.mark.usefixtures("small")
 def test_a_missing_gpu_is_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    report = check.check(OP, PROPERTIES[3:5])
+    report = check.check(OP, named("P4", "P6"))
     assert report.holds
     for row in report.rows:
         assert row.reasons() == {"on a GPU: no CUDA GPU on this machine": 1}
-    assert "not run (P4, P5) on a GPU: no CUDA GPU on this machine" in printed(report)
+    assert "not run (P4, P6) on a GPU: no CUDA GPU on this machine" in printed(report)
 
 
 @pytest.mark.usefixtures("small")
@@ -322,7 +336,7 @@ def test_missing_transformers_are_said_with_the_remedy(monkeypatch):
         raise ImportError("transformers")
 
     monkeypatch.setattr(capture, "_captured", missing)
-    report = check.check(OP, [PROPERTIES[3], PROPERTIES[6]], device="cpu")
+    report = check.check(OP, named("P4", "P7"), device="cpu")
     assert [dict(row.reasons()) for row in report.rows] == [{f"on a real model: {reason}": 1}, {}]
     assert reason in printed(report)
 
@@ -333,7 +347,7 @@ def test_a_model_that_fails_is_said(monkeypatch):
         raise AttributeError("no such attribute")
 
     monkeypatch.setattr(capture, "_captured", broken)
-    (row,) = check.check(OP, PROPERTIES[3:4], device="cpu").rows
+    (row,) = check.check(OP, named("P4"), device="cpu").rows
     (reason,) = row.reasons()
     assert reason.endswith("AttributeError: no such attribute")
 

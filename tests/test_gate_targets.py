@@ -149,7 +149,7 @@ def test_digests_and_instruction_sets_are_not_asked_of_another_norm():
     ],
 )
 def test_exit_2_for_a_target_that_is_none(name, sentence, capsys):
-    assert cli.main(["check", name]) == 2
+    assert cli.main(["check", name, "--timeout", "0"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("numerics-gate: ")
     assert sentence in error
@@ -158,7 +158,7 @@ def test_exit_2_for_a_target_that_is_none(name, sentence, capsys):
 
 def test_a_peer_that_is_not_installed_is_said_with_the_remedy(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "liger_kernel", None)
-    assert cli.main(["check", "liger"]) == 2
+    assert cli.main(["check", "liger", "--timeout", "0"]) == 2
     assert capsys.readouterr().err.strip().endswith("; pip install liger-kernel")
 
 
@@ -166,7 +166,17 @@ def test_a_peer_that_is_not_installed_is_said_with_the_remedy(capsys, monkeypatc
 def test_only_the_expected_properties_decide(capsys, tmp_path):
     path = tmp_path / "report.md"
     arguments = ["check", "norms_under_test:Faulty", "--device", "cpu", "--property", "P1,P6"]
-    arguments += ["--quick", "--dtype", "bf16,fp32", "--widths", "64,128", "--rows", "5"]
+    arguments += [
+        "--quick",
+        "--dtype",
+        "bf16,fp32",
+        "--widths",
+        "64,128",
+        "--rows",
+        "5",
+        "--timeout",
+        "0",
+    ]
     assert cli.main([*arguments, "--expect", "P6"]) == 1
     assert cli.main([*arguments, "--expect", "P1", "--markdown", str(path)]) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -35,6 +35,7 @@ def test_there_are_more_than_fifteen_faults():
     assert {key for _, keys in zoo.FAULTS.values() for key in keys} == {"P1", "P3", "P5", "P6"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_separate_path_of_the_compiler_is_found():
     (p2,) = (p for p in PROPERTIES if p.key == "P2")

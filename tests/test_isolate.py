@@ -1,0 +1,73 @@
+"""numerics-gate check in processes of its own: what hangs, dies or cannot be called."""
+
+import json
+import textwrap
+
+import pytest
+from automodel_rms_norm.gate import cli
+
+NORMS = """
+    import os, time
+    import torch
+
+    def by_formula(x, weight, eps):
+        wide = x.float()
+        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+        return y.to(x.dtype)
+
+    def hangs(x, weight, eps):
+        while x.dim() == 4:
+            time.sleep(1)
+        return by_formula(x, weight, eps)
+
+    def dies(x, weight, eps):
+        if x.dim() == 4:
+            os._exit(3)
+        return by_formula(x, weight, eps)
+
+    def refuses(x, weight, eps):
+        raise RuntimeError("a GPU is needed\\nreally")
+"""
+FEW = ["--device", "cpu", "--quick", "--property", "P3", "--widths", "32", "--rows", "5"]
+
+
+@pytest.fixture(autouse=True)
+def norms(tmp_path, monkeypatch):
+    (tmp_path / "norms_in_a_file.py").write_text(textwrap.dedent(NORMS))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "detail"),
+    [
+        ("hangs", "3", "no answer within 3 s"),
+        ("dies", "60", "its process ended with exit status 3"),
+    ],
+)
+def test_a_check_without_an_answer_is_a_finding_and_the_run_goes_on(name, seconds, detail, capfd):
+    target = f"norms_in_a_file:{name}"
+    arguments = ["check", target, *FEW, "--timeout", seconds, "--json", "report.json"]
+    assert cli.main(arguments) == 1
+    with open("report.json") as file:
+        report = json.load(file)
+    outcomes = [o for o in report["outcomes"] if o["context"] == "other rank"]
+    assert [o["detail"] for o in outcomes if o["status"] == "fails"] == [detail, detail]
+    (left_out,) = (o for o in outcomes if o["status"] == "not run")
+    assert left_out["detail"] == "other rank: 2 of these checks gave no answer"
+    alone = [o["status"] for o in report["outcomes"] if o["context"] == "row alone"]
+    assert alone == ["holds"] * 3
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("norms_in_a_file:refuses", "cannot be called: on cpu: the target raised RuntimeError: a"),
+        ("norms_in_a_file:absent", "norms_in_a_file has no attribute 'absent'"),
+    ],
+)
+def test_exit_2_where_the_target_cannot_be_called(target, sentence, capfd):
+    assert cli.main(["check", target, *FEW]) == 2
+    errors = capfd.readouterr().err
+    assert sentence in errors
+    assert "Traceback" not in errors
