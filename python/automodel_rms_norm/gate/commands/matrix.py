@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from automodel_rms_norm.gate.commands.arguments import UsageError, check_output
+from automodel_rms_norm.gate.commands.arguments import UsageError, check_output, count
 from automodel_rms_norm.gate.matrix.row import Row
 from automodel_rms_norm.gate.matrix.steps import Plan, measure
 from automodel_rms_norm.gate.matrix.table import Matrix, into_document
@@ -51,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the targets need, as pip install takes it, options as well",
     )
     parser.add_argument("--full", action="store_true", help="check and golden without --quick")
+    parser.add_argument(
+        "--timeout",
+        type=count,
+        default=300,
+        metavar="SECONDS",
+        help="for each case; a slow machine needs more; default: 300",
+    )
     parser.add_argument("--source", type=Path, default=Path(), help="a checkout; default: here")
     parser.add_argument(
         "--folder", type=Path, default=Path("build/matrix"), help="default: build/matrix"
@@ -86,6 +93,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         options.targets,
         options.install,
         () if options.full else ("--quick",),
+        ("--timeout", str(options.timeout)),
         options.torch[0],
         options.keep,
     )

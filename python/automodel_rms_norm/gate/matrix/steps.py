@@ -36,6 +36,7 @@ class Plan:
         targets: as `numerics-gate check` takes them; "op" first.
         install: more requirements, and options of pip install.
         extent: `--quick` or nothing, of `numerics-gate check` and `golden`.
+        limit: `--timeout` and its seconds, of both.
         reference: the version whose digests the others are compared with.
         keep: whether an environment stays when its version is done.
     """
@@ -46,6 +47,7 @@ class Plan:
     targets: Sequence[str]
     install: Sequence[str]
     extent: Sequence[str]
+    limit: Sequence[str]
     reference: str
     keep: bool = False
 
@@ -142,8 +144,8 @@ class _Version:
     def check(self, target: str) -> None:
         path = self.folder / "check.json"
         path.unlink(missing_ok=True)
-        extent = self.plan.extent
-        _, output = self.gate("check", target, "--json", path, *extent, may_fail=True)
+        options = (*self.plan.extent, *self.plan.limit)
+        _, output = self.gate("check", target, "--json", path, *options, may_fail=True)
         if not path.exists():  # Python's own status after an error is that of a failed check
             raise _StepError(_reason(output))
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -154,13 +156,14 @@ class _Version:
     def golden(self, target: str) -> None:
         name = re.sub(r"\W", "_", target) + ".json"
         reference = self.plan.row(self.plan.reference).with_name(name)
-        self.gate("golden", target, "--write", self.folder / name, *self.plan.extent)
+        options = (*self.plan.extent, *self.plan.limit)
+        self.gate("golden", target, "--write", self.folder / name, *options)
         if self.plan.reference == self.row.torch:
             self.row.digests[target] = "recorded"
         elif not reference.exists():
             self.row.digests[target] = f"recorded; {self.plan.reference} has none"
         else:
-            differ, _ = self.gate("golden", target, reference, may_fail=True)
+            differ, _ = self.gate("golden", target, reference, *self.plan.limit, may_fail=True)
             self.row.digests[target] = f"{'other than' if differ else 'as'} {self.plan.reference}"
 
 
