@@ -10,10 +10,10 @@ import torch
 
 import automodel_rms_norm as arn
 
-__all__ = ["environment"]
+__all__ = ["environment", "installed"]
 
 
-def _installed(distribution: str) -> str:
+def installed(distribution: str) -> str:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -46,7 +46,7 @@ def environment() -> dict[str, str]:
         "GPU": _gpus(),
         "CPU": f"{_cpu_name()}, {torch.get_num_threads()} threads",
         "instruction set": f"{info['cpu_isa']} of {', '.join(info['cpu_isas_supported'])}",
-        "triton": _installed("triton"),
-        "transformers": _installed("transformers"),
+        "triton": installed("triton"),
+        "transformers": installed("transformers"),
         "Python": f"{platform.python_version()}, {platform.platform()}",
     }

@@ -7,6 +7,7 @@ no longer has them.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +18,15 @@ from unittest import mock
 import torch
 
 __all__ = [
+    "Forced",
     "Graph",
     "Kernel",
     "Recording",
     "Tuning",
     "each_choice",
     "forced_choice",
+    "goes_through_inductor",
+    "half_the_multiprocessors",
     "recorded",
     "why_not_forced",
 ]
@@ -59,6 +63,15 @@ class Graph:
             for found in _KERNEL.finditer(self.code)
         )
 
+    @property
+    def custom_ops(self) -> tuple[str, ...]:
+        """The operators in it that are neither ATen's nor the compiler's own, each once."""
+        called = re.findall(r"^ *\w[^#\n]* = torch\.ops\.(\w+)\.(\w+)", self.aten, re.M)
+        own = (f"{library}::{name}" for library, name in called if library not in _TORCH)
+        return tuple(dict.fromkeys(own))
+
+
+_TORCH = ("aten", "prims", "inductor", "higher_order")
 
 # name = async_compile.triton('name', '''source''', ...) or .cpp_pybinding([types], r'''source''')
 _KERNEL = re.compile(
@@ -112,7 +125,8 @@ def _afresh() -> Iterator[None]:
     """Compiles everything anew within: a cached graph or choice would hide what is asked for."""
     config = import_module("torch._inductor.config")
     torch.compiler.reset()
-    with config.patch(force_disable_caches=True):
+    with config.patch(force_disable_caches=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
         yield
     torch.compiler.reset()
 
@@ -149,8 +163,15 @@ def recorded() -> Iterator[Recording]:
             yield recording
 
 
+@dataclass
+class Forced:
+    """What kernels take from now on; one that is tuned already keeps what it took."""
+
+    number: int
+
+
 @contextmanager
-def forced_choice(number: int) -> Iterator[None]:
+def forced_choice(number: int) -> Iterator[Forced]:
     """Every kernel compiled within takes candidate `number`, modulo how many it has.
 
     Raises:
@@ -158,14 +179,22 @@ def forced_choice(number: int) -> Iterator[None]:
     """
     if reason := why_not_forced():
         raise RuntimeError(f"the autotuner's choice cannot be forced: {reason}")
+    forced = Forced(number)
 
     def benchmark_all_configs(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-        chosen = number % len(self.launchers)
+        chosen = forced.number % len(self.launchers)
         return {launcher: float(i != chosen) for i, launcher in enumerate(self.launchers)}
 
     patched = mock.patch.object(_autotuner(), "benchmark_all_configs", benchmark_all_configs)
     with _afresh(), patched:
-        yield
+        yield forced
+
+
+def goes_through_inductor(run: Callable[[], object]) -> bool:
+    """Whether `run()` compiles anything, as a function decorated with torch.compile does."""
+    with recorded() as recording:
+        run()
+    return bool(recording.graphs)
 
 
 def each_choice(run: Callable[[], T]) -> Iterator[tuple[T, Recording]]:
@@ -179,3 +208,36 @@ def each_choice(run: Callable[[], T]) -> Iterator[tuple[T, Recording]]:
             result = run()
         yield result, recording
         number, choices = number + 1, max(choices, recording.choices)
+
+
+@contextmanager
+def half_the_multiprocessors() -> Iterator[None]:
+    """Within, Python and Inductor see half of the GPU's multiprocessors; they stay in use."""
+    hints = import_module("torch._inductor.runtime.hints").DeviceProperties
+    create, ask = hints.create, torch.cuda.get_device_properties
+
+    def created(device: torch.device) -> Any:
+        properties = create(device)
+        return properties._replace(multi_processor_count=properties.multi_processor_count // 2)
+
+    class Half:
+        """Device properties but for the one."""
+
+        def __init__(self, properties: Any) -> None:
+            self.properties = properties
+
+        @property
+        def multi_processor_count(self) -> int:
+            return int(self.properties.multi_processor_count) // 2
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.properties, name)
+
+    def asked(device: Any = None) -> Half:
+        return Half(ask(device))
+
+    with (
+        mock.patch.object(hints, "create", created),
+        mock.patch.object(torch.cuda, "get_device_properties", asked),
+    ):
+        yield

@@ -4,8 +4,16 @@ Each has NAME, HELP, DESCRIPTION, ``add_arguments(parser)`` and ``run(options)``
 exit status.
 """
 
-from automodel_rms_norm.gate.commands import check, golden, info, scan
+from automodel_rms_norm.gate.commands import (
+    check,
+    diagnose,
+    dpo,
+    golden,
+    info,
+    matrix,
+    scan,
+)
 
 __all__ = ["COMMANDS"]
 
-COMMANDS = (check, golden, info, scan)
+COMMANDS = (check, golden, diagnose, scan, dpo, matrix, info)

@@ -135,7 +135,7 @@ def write_outputs(report: Report, options: argparse.Namespace) -> None:
         plot.write(report, options.plot)
 
 
-def check_output(option: str, path: str | None) -> None:
+def check_output(option: str, path: str | Path | None) -> None:
     """Before anything runs, so that a wrong path costs nothing.
 
     Raises:
@@ -143,7 +143,7 @@ def check_output(option: str, path: str | None) -> None:
     """
     if path is None:
         return
-    if option == "--plot" and (reason := plot.why_not(path)):
+    if option == "--plot" and (reason := plot.why_not(str(path))):
         raise UsageError(f"--plot {path}: {reason}")
     try:
         Path(path).open("a", encoding="utf-8").close()

@@ -1,0 +1,1 @@
+"""``numerics-gate matrix``: build, check and golden over versions of torch."""
