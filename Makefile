@@ -3,6 +3,7 @@ PYTHON ?= python3
 TORCH ?= 2.11.0
 GATE_ARGS ?=
 PYTEST_ARGS ?=
+PYTEST_MARKS := not long
 BENCH ?= kernels small block growth host cpu
 BENCH_ARGS ?=
 
@@ -26,7 +27,7 @@ CMAKE := $(BIN)/cmake
 PACKAGE := python/automodel_rms_norm
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help install gate test bench report lint format test-cpp test-arm test-gpu-memory golden clean FORCE
+.PHONY: help install gate test bench report lint format test-all test-cpp test-arm test-gpu-memory golden clean FORCE
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=$(PYTHON) TORCH=$(TORCH) GATE_ARGS PYTEST_ARGS BENCH BENCH_ARGS, and setup.py's:"
@@ -87,10 +88,13 @@ install: $(package_stamp) ## .venv with torch, the tools and this package; redon
 gate: install ## does the installed op keep its contract on this machine?
 	$(BIN)/numerics-gate check $(GATE_ARGS)
 
+test-all: PYTEST_MARKS :=
+test-all: test ## the same with the tests marked long
+
 test: install ## C++ tests, plain and sanitized, then pytest
 	@if .ci/have-googletest; then $(MAKE) test-cpp; \
 	else echo "SKIPPED: C++ tests, for lack of GoogleTest; to have them run: apt-get install googletest"; fi
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "$(PYTEST_MARKS)" $(PYTEST_ARGS)
 
 # --- C++ without torch ----------------------------------------------------------------------------
 

@@ -57,12 +57,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     needs_gpus = 2 if item.get_closest_marker("multi_gpu") else 0
     if item.get_closest_marker("cuda"):
         needs_gpus = max(needs_gpus, 1)
-    if not needs_gpus:
-        return
-    if reason := support.why_no_cuda():
+    if needs_gpus and (reason := support.why_not_gpus(needs_gpus)):
         pytest.skip(reason)
-    if (found := torch.cuda.device_count()) < needs_gpus:
-        pytest.skip(f"needs {needs_gpus} GPUs, found {found}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

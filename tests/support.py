@@ -28,6 +28,14 @@ def why_no_cuda() -> str:
     return ""
 
 
+def why_not_gpus(count: int) -> str:
+    """Why tests on `count` GPUs cannot run here; empty where they can."""
+    if reason := why_no_cuda():
+        return reason
+    found = torch.cuda.device_count()
+    return "" if found >= count else f"needs {count} GPUs, found {found}"
+
+
 class Inputs(NamedTuple):
     x: Tensor
     weight: Tensor | None

@@ -7,9 +7,11 @@ the gate uses. Importing initialises no CUDA context.
 """
 
 from automodel_rms_norm import _library as _library  # isort: skip  (registers the ops)
-from automodel_rms_norm import _build_config, reference, testing
+from automodel_rms_norm import _build_config, _sharding, reference, testing
 from automodel_rms_norm.modules import RMSNorm
 from automodel_rms_norm.ops import add_rms_norm, build_info, rms_norm
+
+_sharding.register_when_dtensor_is_imported()
 
 __version__: str = _build_config.VERSION
 

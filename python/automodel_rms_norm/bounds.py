@@ -31,7 +31,7 @@ from torch import Tensor
 from automodel_rms_norm import reference
 from automodel_rms_norm.formula import Exact
 
-__all__ = ["Bounds", "bounds", "row_sum_roundings", "tree_roundings"]
+__all__ = ["Bounds", "bounds", "row_sum_roundings", "sharded_grad_weight", "tree_roundings"]
 
 
 class Bounds(NamedTuple):
@@ -109,3 +109,31 @@ def bounds(
         _rounded_to(dtype, compute, exact.grad_x, grad_x),
         _rounded_to(weight_dtype or compute, compute, exact.grad_weight, grad_weight),
     )
+
+
+def sharded_grad_weight(
+    exact: Exact,
+    grad_y: Tensor,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    zero_centered_gamma: bool,
+    parts: int,
+) -> Tensor:
+    """The largest error of grad_weight summed in `weight_dtype` over ranks that split the rows.
+
+    ``B + gamma_W(parts) (B + sum over rows of |grad_y xhat|)``, with B the bound of grad_weight
+    before it is rounded and gamma_W that of weight's type; docs/numerics.md, "Sharding".
+
+    Args:
+        exact: of all rows.
+        grad_y: of all rows, x's shape and dtype.
+        dtype: of x.
+        weight_dtype: of weight.
+        zero_centered_gamma: as the op got it.
+        parts: the number of ranks among which rows are split.
+    """
+    compute = reference.accumulate_dtype(dtype)
+    summed = bounds(exact, grad_y, dtype, compute, zero_centered_gamma).grad_weight
+    terms = grad_y.detach().cpu().double().reshape(exact.xhat.shape) * exact.xhat
+    k_u = parts * torch.finfo(weight_dtype).eps / 2
+    return summed + k_u / (1 - k_u) * (summed + terms.abs().sum(0))
