@@ -119,7 +119,7 @@ def test_zero_centred_cases_are_asked_of_those_that_take_it(name, asked):
     ).rows
     reason = "zero-centred weights: the target has no zero_centered_gamma"
     assert (reason in row.reasons()) is not asked
-    assert any("zero-centred" in outcome.case for outcome in row.outcomes) is asked
+    assert any("gamma True" in outcome.case for outcome in row.outcomes) is asked
 
 
 @pytest.mark.usefixtures("module")

@@ -75,13 +75,12 @@ def check(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
+    if timeout and isinstance(target, str):
+        found = isolate.run(target, request, timeout)
+    else:
+        found = _here(target, request)
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("making inputs", total=None)
-        if timeout and isinstance(target, str):
-            found = isolate.run(target, request, timeout)
-        else:
-            found = _here(target, request)
-        progress.update(task, total=len(found.places))
+        task = progress.add_task("", total=len(found.places))
         try:
             for outcome in _shown(found, progress, console):
                 outcomes.append(outcome)
