@@ -63,7 +63,7 @@ def test_list_shows_everything_and_imports_nothing(capsys, tmp_path):
     path = tmp_path / "list.md"
     assert cli.main(["scan", "compiled_package", "--list", "--markdown", str(path)]) == 0
     assert not [name for name in sys.modules if name.startswith("compiled_package")]
-    assert "torch.compile: " in capsys.readouterr().out
+    assert "torch.compile, lazy: " in capsys.readouterr().out
     line = (
         r"\| compiled_package/called.py:\d+ \| torch.compile, call \| compiled_package.called:g \|"
     )
