@@ -159,7 +159,7 @@ class ScanReport:
             table.add_row(*map(Text, cells))
         console.print(table)
         self._print_unread(console)
-        kinds = Counter(site.kind for row in self.rows for site in row.entry.sites)
+        kinds = Counter(site.what for row in self.rows for site in row.entry.sites)
         console.print(", ".join(f"{kind}: {count}" for kind, count in kinds.items()) or "nothing")
 
     def _listed(self) -> list[list[str]]:

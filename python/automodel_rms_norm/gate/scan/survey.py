@@ -103,7 +103,9 @@ def _driven(
     called = {
         value
         for use in names.uses
-        if isinstance(use.node, ast.Call) and use.scope.is_in(definition.scope)
+        if use.source.module == definition.module  # for speed
+        and isinstance(use.node, ast.Call)
+        and use.scope.is_in(definition.scope)
         for value in names.values(use.node.func, use.scope)
         if isinstance(value, str)
     }
