@@ -28,7 +28,7 @@ NORMS = """
     def refuses(x, weight, eps):
         raise RuntimeError("a GPU is needed\\nreally")
 """
-FEW = ["--device", "cpu", "--quick", "--property", "P3", "--widths", "32", "--rows", "5"]
+FEW = ["--device", "cpu", "--property", "P3", "--widths", "32", "--rows", "5"]
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +52,10 @@ def test_a_check_without_an_answer_is_a_finding_and_the_run_goes_on(name, second
         report = json.load(file)
     outcomes = [o for o in report["outcomes"] if o["context"] == "other rank"]
     assert [o["detail"] for o in outcomes if o["status"] == "fails"] == [detail, detail]
-    (left_out,) = (o for o in outcomes if o["status"] == "not run")
-    assert left_out["detail"] == "other rank: 2 of these checks gave no answer"
+    left_out = [o["detail"] for o in outcomes if o["status"] == "not run"]
+    assert left_out == ["other rank: 2 of these checks gave no answer"] * 2
     alone = [o["status"] for o in report["outcomes"] if o["context"] == "row alone"]
-    assert alone == ["holds"] * 3
+    assert alone == ["holds"] * 4
     assert "Traceback" not in capfd.readouterr().err
 
 

@@ -247,11 +247,11 @@ class Recipe:
         chosen: Sequence[Variant] = self.extremes if extreme else self.variants
         if not chosen and not extreme:
             chosen = self._default_variants()
+        if selection.quick:
+            chosen = [variant for variant in chosen if variant.quick]
         if not extreme and selection.widths and HIDDEN in self._names():
             chosen = _at_widths(chosen, selection.widths)
         for variant in chosen:
-            if selection.quick and not variant.quick:
-                continue
             if selection.dtypes and variant.dtype not in selection.dtypes:
                 continue
             rows = {} if extreme or selection.rows is None else {ROWS: selection.rows}
@@ -339,7 +339,7 @@ def _at_widths(variants: Sequence[Variant], widths: Sequence[int]) -> list[Varia
     least = min(variant.sizes.get(HIDDEN, 0) for variant in variants)
     chosen = [variant for variant in variants if variant.sizes.get(HIDDEN, 0) == least]
     return [
-        replace(variant, note="as asked", sizes={**variant.sizes, HIDDEN: width}, quick=True)
+        replace(variant, note="as asked", sizes={**variant.sizes, HIDDEN: width})
         for width in widths
         for variant in chosen
     ]
