@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from automodel_rms_norm.contexts import Inputs
 from automodel_rms_norm.gate import cli, inductor
 from automodel_rms_norm.gate.diagnosis import compiler, launch, subject
 from automodel_rms_norm.gate.diagnosis.diagnosis import EXPERIMENTS, diagnose
@@ -20,7 +21,8 @@ from automodel_rms_norm.gate.diagnosis.subject import Choice, Subject
 from automodel_rms_norm.gate.inductor import Graph, Recording, Tuning
 from automodel_rms_norm.gate.norms import norm_recipe
 from automodel_rms_norm.gate.recipe import Recipe, Selection
-from torch import Tensor
+from automodel_rms_norm.testing import assert_bitwise_equal
+from torch import Tensor, nn
 
 Norm = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -100,9 +102,14 @@ class Compiled(Subject):
     def compiled(self, backend: str = "inductor") -> Norm:
         return self.by_choice[0] if backend == "inductor" else self.function
 
+    def given(self, inputs: Inputs) -> "Compiled":
+        other = Compiled(self.target, replace(self.case, inputs=inputs))
+        vars(other).update(by_choice=self.by_choice, tuned=self.tuned)
+        return other
+
     @contextmanager
-    def first_choice(self) -> Iterator[Norm]:
-        yield self.by_choice[0]
+    def first_choice(self) -> Iterator[None]:
+        yield
 
 
 def made(
@@ -212,6 +219,26 @@ def test_a_recipe_without_rows_or_scalars() -> None:
     assert launch.alignment(fake).verdict == ABSENT
     assert launch.batch_dependent_launch(fake).verdict == ABSENT
     assert compiler.scalar_precision(fake).verdict == ABSENT
+
+
+class Held(nn.Module):
+    """A norm that has its eps from its constructor."""
+
+    def __init__(self, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return norm(x, self.weight, self.eps)
+
+
+def test_a_scalar_of_a_module_can_be_changed() -> None:
+    recipe = norm_recipe(module=lambda hidden, eps, **_: Held(hidden, eps))
+    case = next(recipe.cases(Selection(dtypes=(torch.float32,), widths=(16,), rows=2)))
+    of_module = Subject(recipe, case).given(case.inputs.with_arguments(eps=3.0))
+    of_function = norm(*of_module.inputs.tensors.values(), eps=3.0)
+    assert_bitwise_equal(of_module.uncompiled()["y"], of_function, "y")
 
 
 # --- The command, with the compiler ---------------------------------------------------------------

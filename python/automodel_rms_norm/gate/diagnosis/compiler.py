@@ -144,9 +144,10 @@ def reduction_decomposition(subject: Subject) -> Finding:
         return Finding(cause, ABSENT, "with its roundings in place, compiled gives eager's bits")
     stage, stages = _stages(subject)
     exact: dict[bool, list[str]] = {}  # by whether it is about gradients
-    with subject.rounding_as_written() as function:
+    with subject.rounding_as_written():
         for of_grads, inputs in ((False, _whole(subject.inputs)), (True, _signs(subject.inputs))):
-            left = differences(EAGER.run(function, inputs), subject.uncompiled(inputs=inputs))
+            other = subject.given(inputs)
+            left = differences(other.run(), other.uncompiled())
             exact[of_grads] = [line for line in left if line.startswith("grad_") is of_grads]
     gone = set(_names(found)) - set(_names([*exact[False], *exact[True]]))
     evidence = (
@@ -208,12 +209,11 @@ def scalar_precision(subject: Subject) -> Finding:
     whole = _whole(subject.inputs)
     scaled = whole.map(lambda n, t: t if n in whole.parameters or n in whole.grads else t * size)
     left = {}
-    with subject.first_choice() as function:
+    with subject.first_choice():
         for note, power in (("as given", False), ("exact in float32", True)):
             changes = {k: 2.0 ** round(math.log2(v)) if power else v for k, v in scalars.items()}
-            inputs = scaled.with_arguments(**changes)
-            expected = subject.uncompiled(NO_GRAD, inputs)
-            left[note] = differences(NO_GRAD.run(function, inputs), expected)
+            other = subject.given(scaled.with_arguments(**changes))
+            left[note] = differences(other.run(NO_GRAD), other.uncompiled(NO_GRAD))
             said = ", ".join(f"{k} {v!r}" for k, v in changes.items())
             evidence.append(f"{said}, squares of its size: {'; '.join(left[note]) or 'eager bits'}")
     if left["as given"] and not left["exact in float32"]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from automodel_rms_norm.contexts import EAGER, Inputs, Results
+from automodel_rms_norm.contexts import EAGER, Results
 from automodel_rms_norm.gate.diagnosis.finding import ABSENT, CAUSE, RULED_OUT, Finding
 from automodel_rms_norm.gate.diagnosis.subject import Subject, differences
 from automodel_rms_norm.gate.inductor import half_the_multiprocessors
@@ -17,9 +17,18 @@ from automodel_rms_norm.gate.rows import LAYOUTS, ROW_VARIANTS, count
 __all__ = ["alignment", "batch_dependent_launch", "multiprocessor_dependent_sum"]
 
 
-def _compiled(subject: Subject, inputs: Inputs) -> Results:
-    with subject.first_choice() as function:
-        return EAGER.run(function, inputs)
+def _both(subject: Subject, batch: Subject) -> dict[str, tuple[Results, Results]]:
+    """Eager and compiled: the results of the one, and those that the other's first choice gave."""
+    with subject.first_choice():
+        compiled = subject.run()
+    return {
+        "eager": (subject.uncompiled(), batch.eager[EAGER.name]),
+        "compiled": (compiled, batch.choices[0].results[EAGER.name]),
+    }
+
+
+def _changes(pairs: dict[str, tuple[Results, Results]]) -> list[str]:
+    return [f"{k}: {line}" for k, (a, e) in pairs.items() for line in differences(a, e)]
 
 
 def _verdict(cause: str, changed: list[str], what: str) -> Finding:
@@ -34,14 +43,7 @@ def alignment(subject: Subject) -> Finding:
     if not subject.inputs.rows:
         return Finding(cause, ABSENT, "the recipe has no rows")
     (shifted,) = LAYOUTS["one element off alignment"](subject.inputs)
-    results = {
-        "eager": (subject.uncompiled(inputs=shifted.inputs), subject.eager[EAGER.name]),
-        "compiled": (
-            _compiled(subject, shifted.inputs),
-            subject.choices[0].results[EAGER.name],
-        ),
-    }
-    changed = [f"{k}: {line}" for k, (a, e) in results.items() for line in differences(a, e)]
+    changed = _changes(_both(subject.given(shifted.inputs), subject))
     return _verdict(cause, changed, "a base one element off alignment")
 
 
@@ -52,20 +54,15 @@ def batch_dependent_launch(subject: Subject) -> Finding:
         return Finding(cause, ABSENT, "the recipe has no rows")
     rows = {**inputs.rows, **{f"grad_{name}": d for name, d in inputs.rows.items()}}
     changed = []
-    with subject.first_choice() as function:
-        for alone, _, there in ROW_VARIANTS["row alone"](inputs):
-            row = int(there)
+    for alone, _, there in ROW_VARIANTS["row alone"](inputs):
+        row = int(there)
 
-            def of_row(results: Results, row: int = row) -> Results:
-                return {k: t.narrow(rows[k], row, 1) for k, t in results.items() if k in rows}
+        def of_row(results: Results, row: int) -> Results:
+            return {k: t.narrow(rows[k], row, 1) for k, t in results.items() if k in rows}
 
-            pairs = {
-                "eager": (subject.uncompiled(inputs=alone), subject.eager),
-                "compiled": (EAGER.run(function, alone), subject.choices[0].results),
-            }
-            for label, (results, batch) in pairs.items():
-                found = differences(of_row(results, 0), of_row(batch[EAGER.name]))
-                changed += [f"{label}, row {row}: {line}" for line in found]
+        both = _both(subject.given(alone), subject)
+        pairs = {k: (of_row(mine, 0), of_row(batch, row)) for k, (mine, batch) in both.items()}
+        changed += [f"row {row}, {line}" for line in _changes(pairs)]
     return _verdict(cause, changed, f"a row alone instead of among {count(inputs)}")
 
 
@@ -75,12 +72,7 @@ def multiprocessor_dependent_sum(subject: Subject) -> Finding:
     cause = "SM-count-dependent dw" if on_gpu else "thread-count-dependent dw"
     fewer: AbstractContextManager[None] = half_the_multiprocessors() if on_gpu else _one_thread()
     with fewer:
-        eager, compiled = subject.uncompiled(), _compiled(subject, subject.inputs)
-    results = {
-        "eager": (eager, subject.eager[EAGER.name]),
-        "compiled": (compiled, subject.choices[0].results[EAGER.name]),
-    }
-    changed = [f"{k}: {line}" for k, (a, e) in results.items() for line in differences(a, e)]
+        changed = _changes(_both(subject, subject))
     if not on_gpu:
         threads = torch.get_num_threads()
         return _verdict(cause, changed, f"one thread instead of {threads}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 
@@ -89,24 +89,29 @@ class Subject:
         compiled: Function = torch.compile(self.function, dynamic=True, backend=backend)
         return compiled
 
-    def uncompiled(self, context: Context = EAGER, inputs: Inputs | None = None) -> Results:
+    def given(self, inputs: Inputs) -> Subject:
+        """The same target with other inputs; a module is made anew, for scalars are part of it."""
+        other = replace(self, case=replace(self.case, inputs=inputs))
+        vars(other)["compiles_itself"] = self.compiles_itself
+        return other
+
+    def run(self, context: Context = EAGER) -> Results:
+        """Results of the compiled function."""
+        return context.run(self.compiled(), self.inputs)
+
+    def uncompiled(self, context: Context = EAGER) -> Results:
         """Results without any compiler, its own decorators included."""
         with torch.compiler.set_stance("force_eager"):
-            return context.run(self.function, inputs or self.inputs)
+            return context.run(self.function, self.inputs)
 
     @contextmanager
-    def first_choice(self) -> Iterator[Function]:
-        """The function compiled anew, the autotuner taking its first candidates: no luck in it."""
-        if why_not_forced():
-            with recorded():
-                yield self.compiled()
-        else:
-            with forced_choice(0):
-                yield self.compiled()
+    def first_choice(self) -> Iterator[None]:
+        """Compiles anew within, the autotuner taking its first candidates: no luck in it."""
+        with recorded() if why_not_forced() else forced_choice(0):
+            yield
 
     def run_all(self) -> dict[str, Results]:
-        function = self.compiled()
-        return {context.name: context.run(function, self.inputs) for context in CONTEXTS}
+        return {context.name: self.run(context) for context in CONTEXTS}
 
     @cached_property
     def eager(self) -> dict[str, Results]:
@@ -122,19 +127,19 @@ class Subject:
         return [Choice(results, recording) for results, recording in each_choice(self.run_all)]
 
     @contextmanager
-    def rounding_as_written(self) -> Iterator[Function]:
+    def rounding_as_written(self) -> Iterator[None]:
         """`first_choice`, with every rounding to a 16-bit type in its place."""
         config = import_module("torch._inductor.config")
-        with config.patch(emulate_precision_casts=True), self.first_choice() as function:
-            yield function
+        with config.patch(emulate_precision_casts=True), self.first_choice():
+            yield
 
     @cached_property
     def rounded_as_written(self) -> Results:
         """Compiled, in grad mode; where there is no 16-bit type, nothing is to be put in place."""
         if self.case.dtype.itemsize > 2:
             return self.choices[0].results[EAGER.name]
-        with self.rounding_as_written() as function:
-            return EAGER.run(function, self.inputs)
+        with self.rounding_as_written():
+            return self.run()
 
     @property
     def recording(self) -> Recording:
