@@ -36,9 +36,11 @@ set(AUTOMODEL_CUDA_SOURCES
 
 set(AUTOMODEL_OP_SOURCES
     csrc/op/autograd.cpp
+    csrc/op/autograd_backward.cpp
     csrc/op/calls.cpp
     csrc/op/checks.cpp
     csrc/op/cpu.cpp
+    csrc/op/derivatives.cpp
     csrc/op/meta.cpp
     csrc/op/rows.cpp
     csrc/op/schemas.cpp

@@ -3,14 +3,17 @@
 The processes are forked from one that has torch imported, so that a world of four costs one import.
 """
 
+import ast
 import contextlib
 import datetime
 import importlib
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -34,7 +37,12 @@ _CPU = torch.device("cpu")
 
 def names(module: str) -> list[str]:
     """The checks of a module of this folder: its functions that begin with check_."""
-    return [name for name in vars(importlib.import_module(module)) if name.startswith("check_")]
+    source = (Path(__file__).parent / f"{module}.py").read_text()
+    return [
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
+    ]
 
 
 @contextlib.contextmanager
@@ -48,8 +56,17 @@ def _process_group(backend: str, rank: int, world: int, file: str) -> Iterator[N
         dist.destroy_process_group()
 
 
-def _run(module: str, checks: list[str], backend: str, rank: int, world: int, folder: str) -> None:
+def _run(
+    module: str,
+    checks: list[str],
+    backend: str,
+    rank: int,
+    world: int,
+    folder: str,
+    paths: list[str],
+) -> None:
     torch.set_num_threads(1)
+    sys.path[:0] = paths
     if backend == "nccl":
         torch.cuda.set_device(rank)
     for name in checks:
@@ -64,13 +81,23 @@ def _run(module: str, checks: list[str], backend: str, rank: int, world: int, fo
             file.write(report)
 
 
-def run(module: str, checks: list[str], world: int, backend: str = "gloo") -> dict[str, str]:
-    """The checks by name with what went wrong in each, "" where nothing did."""
+def run(
+    module: str,
+    checks: list[str],
+    world: int,
+    backend: str = "gloo",
+    paths: Sequence[str | Path] = (),
+) -> dict[str, str]:
+    """The checks by name with what went wrong in each, "" where nothing did.
+
+    `paths` are where packages are found that this process has not got.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
+        arguments = (module, checks, backend, world, folder, [str(path) for path in paths])
         processes = [
-            context.Process(target=_run, args=(module, checks, backend, rank, world, folder))
+            context.Process(target=_run, args=(*arguments[:3], rank, *arguments[3:]))
             for rank in range(world)
         ]
         for process in processes:

@@ -1,15 +1,11 @@
-// rms_norm and add_rms_norm under autograd: their forward op now, a backward op later, both through
-// the dispatcher, so that every tracer sees these ops alone. A hand-written node, as ATen's generated
-// code uses, because torch::autograd::Function refuses torch.func transforms.
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
+// The forward ops under autograd: their forward op now, a backward op later, both through the
+// dispatcher, so that every tracer sees these ops alone.
 #include <torch/library.h>
 
 #include "op/calls.h"
 #include "op/checks.h"
+#include "op/derivatives.h"
+#include "op/node.h"
 
 namespace automodel::op {
 namespace {
@@ -17,42 +13,42 @@ namespace {
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// Of both ops: takes the gradients of y and, with a residual, of sum; gives those of x, residual
-// and weight. The gradient of sum is added in the kernel, and x and residual get one tensor.
-struct RmsNormBackward : torch::autograd::Node {
+// Takes the gradients of y, with a residual of sum, and of rstd; gives those of x, residual and
+// weight. The gradient of sum is added in the kernel, and x and residual get one tensor.
+struct RmsNormBackward : NamedNode {
   SavedVariable normalised;  // x, or the sum
   SavedVariable weight;
   SavedVariable rstd;
-  const char* title = "";
   bool has_weight = false;
+  bool has_residual = false;
   bool zero_centered_gamma = false;
-
-  void save(const at::Tensor& rows, bool is_output, const OptionalTensor& gain,
-            const at::Tensor& scale) {
-    normalised = SavedVariable(rows, is_output);
-    has_weight = gain.has_value();
-    if (has_weight) weight = SavedVariable(*gain, /*is_output=*/false);
-    rstd = SavedVariable(scale, /*is_output=*/false);
-  }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);  // against release_variables in another thread
-    const at::Tensor& grad_y = grads[0];
-    const at::Tensor grad_sum = grads.size() > 1 ? grads[1] : at::Tensor();
+    // Where no gradient flows to x, neither sum nor rstd has a history.
+    grads.resize(has_residual ? 3 : 2);
+    const at::Tensor& grad_y = grads.front();
+    const at::Tensor& grad_rstd = grads.back();
+    const at::Tensor grad_sum = has_residual ? grads[1] : at::Tensor();
     const bool want_x = task_should_compute_output(0);
     const bool want_residual = task_should_compute_output(1);
     const std::array<bool, 2> mask = {want_x || want_residual,
                                       has_weight && task_should_compute_output(2)};
     at::Tensor grad = grad_sum;
     at::Tensor grad_weight;
-    if (grad_y.defined() && (mask[0] || mask[1])) {
-      const at::Tensor rows = normalised.unpack(getptr());
-      const OptionalTensor gain = has_weight ? OptionalTensor(weight.unpack()) : std::nullopt;
-      const at::Tensor scale = rstd.unpack();
-      std::tie(grad, grad_weight) =
-          mask[0] && grad_sum.defined()
-              ? call_add_backward(grad_y, grad_sum, rows, gain, scale, zero_centered_gamma, mask)
-              : call_backward(grad_y, rows, gain, scale, zero_centered_gamma, mask);
+    if ((grad_y.defined() || grad_rstd.defined()) && (mask[0] || mask[1])) {
+      const Point at = point();
+      if (grad_y.defined()) {
+        const OptionalTensor gain = or_nullopt(at.weight);
+        std::tie(grad, grad_weight) =
+            mask[0] && grad_sum.defined()
+                ? call_add_backward(grad_y, grad_sum, at.x, gain, at.rstd, zero_centered_gamma,
+                                    mask)
+                : call_backward(grad_y, at.x, gain, at.rstd, zero_centered_gamma, mask);
+      }
+      if (mask[0] && grad_rstd.defined()) {
+        grad = plus(grad, grad_x_of_rstd(at, grad_rstd));
+      }
     }
     variable_list result(3);
     if (want_x) result[0] = grad;
@@ -61,94 +57,117 @@ struct RmsNormBackward : torch::autograd::Node {
     return result;
   }
 
+  Point point() {
+    return {normalised.unpack(getptr()), has_weight ? weight.unpack() : at::Tensor(),
+            rstd.unpack(getptr()), zero_centered_gamma};
+  }
+
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
     normalised.reset_data();
     weight.reset_data();
     rstd.reset_data();
   }
-
-  std::string name() const override { return title; }
 };
 
-// Older torch owns nodes by std::shared_ptr, later ones by c10::intrusive_ptr.
-template <class T>
-auto make_node() {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, T>) {
-    return c10::make_intrusive<T>();
-  } else {
-    return std::shared_ptr<T>(new T(), [](auto* node) { deleteNode(node); });
+struct Forward {
+  at::Tensor y;
+  at::Tensor sum;  // undefined without a residual
+  at::Tensor rstd;
+};
+
+// y, sum and rstd with their derivatives, reverse and forward. residual is undefined without one.
+Forward forward(const at::Tensor& x, const at::Tensor& residual, const OptionalTensor& weight,
+                double eps, bool zero_centered_gamma) {
+  const at::Tensor gain = or_undefined(weight);
+  const bool rows_need_grad = torch::autograd::compute_requires_grad(x, residual);
+  decltype(make_node<RmsNormBackward>()) node;
+  if (rows_need_grad || torch::autograd::compute_requires_grad(gain)) {
+    node = make_node<RmsNormBackward>();
+    node->title = residual.defined() ? "AutomodelAddRmsNormBackward" : "AutomodelRmsNormBackward";
+    node->has_weight = gain.defined();
+    node->has_residual = residual.defined();
+    node->zero_centered_gamma = zero_centered_gamma;
+    node->set_next_edges(torch::autograd::collect_next_edges(x, residual, gain));
   }
-}
-
-auto new_node(const char* title, const at::Tensor& x, const at::Tensor& residual,
-              const OptionalTensor& weight, bool zero_centered_gamma) {
-  auto node = make_node<RmsNormBackward>();
-  node->title = title;
-  node->zero_centered_gamma = zero_centered_gamma;
-  node->set_next_edges(torch::autograd::collect_next_edges(
-      x, residual, weight.has_value() ? *weight : at::Tensor()));
-  return node;
-}
-
-void check_no_forward_gradient(const char* op, const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!torch::autograd::isFwGradDefined(tensor), "automodel::", op,
-                              ": forward-mode AD is not implemented, and ", name,
-                              " carries a tangent");
+  Forward out;
+  below_autograd([&] {
+    if (residual.defined()) {
+      std::tie(out.y, out.sum, out.rstd) =
+          call_add_forward(x, residual, weight, eps, zero_centered_gamma);
+    } else {
+      std::tie(out.y, out.rstd) = call_forward(x, weight, eps, zero_centered_gamma);
+    }
+  });
+  const at::Tensor& rows = residual.defined() ? out.sum : x;
+  if (node) {
+    torch::autograd::set_history(out.y, node);
+    if (rows_need_grad) {
+      if (residual.defined()) torch::autograd::set_history(out.sum, node);
+      torch::autograd::set_history(out.rstd, node);
+    }
+  }
+  if (any_tangent(x, residual, gain)) {
+    const at::Tensor tangent = plus(tangent_of(x), tangent_of(residual));
+    const Point at{primal_of(rows), primal_of(gain), out.rstd, zero_centered_gamma};
+    const ForwardTangents tangents = forward_tangents(at, tangent, tangent_of(gain));
+    set_tangent(out.y, tangents.y);
+    set_tangent(out.rstd, tangents.rstd);
+    if (residual.defined()) set_tangent(out.sum, tangent);
+  }
+  if (node) {
+    node->normalised = SavedVariable(rows, residual.defined() && rows_need_grad);
+    if (gain.defined()) node->weight = SavedVariable(gain, /*is_output=*/false);
+    node->rstd = SavedVariable(out.rstd, /*is_output=*/rows_need_grad);
+  }
+  return out;
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const OptionalTensor& weight, double eps,
                     bool zero_centered_gamma) {
-  const char* op = "rms_norm";
-  check_no_forward_gradient(op, "x", x);
-  if (weight.has_value()) check_no_forward_gradient(op, "weight", *weight);
+  if (!torch::autograd::compute_requires_grad(x, weight) && !any_tangent(x, weight)) {
+    return below_autograd([&] { return call_rms_norm(x, weight, eps, zero_centered_gamma); });
+  }
+  check_forward("rms_norm", x, weight, eps);  // or the message would name rms_norm_forward
+  return forward(x, {}, weight, eps, zero_centered_gamma).y;
+}
 
-  const bool needs_grad = torch::autograd::compute_requires_grad(x, weight);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (!needs_grad) return call_rms_norm(x, weight, eps, zero_centered_gamma);
-
-  check_forward(op, x, weight, eps);  // or the message would name rms_norm_forward
-  const auto node = new_node("AutomodelRmsNormBackward", x, {}, weight, zero_centered_gamma);
-  auto [y, rstd] = call_forward(x, weight, eps, zero_centered_gamma);
-  torch::autograd::set_history(y, node);
-  node->save(x, /*is_output=*/false, weight, rstd);
-  return y;
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
+                                                    const OptionalTensor& weight, double eps,
+                                                    bool zero_centered_gamma) {
+  const Forward out = forward(x, {}, weight, eps, zero_centered_gamma);
+  return {out.y, out.rstd};
 }
 
 std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                 const OptionalTensor& weight, double eps,
                                                 bool zero_centered_gamma) {
-  const char* op = "add_rms_norm";
-  check_no_forward_gradient(op, "x", x);
-  check_no_forward_gradient(op, "residual", residual);
-  if (weight.has_value()) check_no_forward_gradient(op, "weight", *weight);
+  if (!torch::autograd::compute_requires_grad(x, residual, weight) &&
+      !any_tangent(x, residual, weight)) {
+    return below_autograd(
+        [&] { return call_add_rms_norm(x, residual, weight, eps, zero_centered_gamma); });
+  }
+  check_add_forward("add_rms_norm", x, residual, weight, eps);
+  const Forward out = forward(x, residual, weight, eps, zero_centered_gamma);
+  return {out.y, out.sum};
+}
 
-  const bool sum_needs_grad = torch::autograd::compute_requires_grad(x, residual);
-  const bool needs_grad = sum_needs_grad || torch::autograd::compute_requires_grad(weight);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (!needs_grad) return call_add_rms_norm(x, residual, weight, eps, zero_centered_gamma);
-
-  check_add_forward(op, x, residual, weight, eps);
-  const auto node =
-      new_node("AutomodelAddRmsNormBackward", x, residual, weight, zero_centered_gamma);
-  auto [y, sum, rstd] = call_add_forward(x, residual, weight, eps, zero_centered_gamma);
-  torch::autograd::set_history(y, node);
-  if (sum_needs_grad) torch::autograd::set_history(sum, node);
-  node->save(sum, /*is_output=*/true, weight, rstd);
-  return {std::move(y), std::move(sum)};
+std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_forward(const at::Tensor& x,
+                                                                    const at::Tensor& residual,
+                                                                    const OptionalTensor& weight,
+                                                                    double eps,
+                                                                    bool zero_centered_gamma) {
+  const Forward out = forward(x, residual, weight, eps, zero_centered_gamma);
+  return {out.y, out.sum, out.rstd};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(automodel, Autograd, m) {
   m.impl("rms_norm", rms_norm);
+  m.impl("rms_norm_forward", rms_norm_forward);
   m.impl("add_rms_norm", add_rms_norm);
-  // Differentiating the inner ops, which is how a second derivative arrives here, raises with the
-  // op's name when the derivative is used.
-  m.impl("rms_norm_forward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("rms_norm_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("add_rms_norm_forward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("add_rms_norm_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("add_rms_norm_forward", add_rms_norm_forward);
 }
 
 }  // namespace automodel::op

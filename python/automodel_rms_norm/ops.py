@@ -36,8 +36,9 @@ def rms_norm(
         RuntimeError, TypeError, ValueError or NotImplementedError: naming the argument and both
         values.
 
-    Differentiable once with respect to x and weight in reverse mode. Second derivatives and
-    forward-mode AD raise an error that names the op.
+    Differentiable with respect to x and weight, any number of times, in reverse and forward mode
+    and by torch.func. The contract specifies the bits of first derivatives in reverse mode; the
+    others are composed of torch operations.
     """
     return cast(Tensor, torch.ops.automodel.rms_norm.default(x, weight, eps, zero_centered_gamma))
 
@@ -69,8 +70,8 @@ def add_rms_norm(
         RuntimeError, TypeError, ValueError or NotImplementedError: naming the argument and both
         values.
 
-    Differentiable once with respect to x, residual (which have one gradient) and weight in reverse
-    mode. Second derivatives and forward-mode AD raise an error that names the op.
+    Differentiable with respect to x, residual (which have one gradient) and weight, as
+    :func:`rms_norm` is.
     """
     outputs = torch.ops.automodel.add_rms_norm.default(
         x, residual, weight, eps, zero_centered_gamma

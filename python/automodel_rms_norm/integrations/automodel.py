@@ -1,0 +1,61 @@
+"""NeMo AutoModel: its float32 norm becomes the op.
+
+``Float32RMSNorm.forward`` looks up ``_float32_rms_norm_fwd`` in its module at each call, and
+``initialize_rms_norm_module(..., "torch_fp32")`` makes Float32RMSNorm. So that one function is
+replaced: models that exist already and models made later use the op alike, with the parameters,
+hooks, state dict and class that they have.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+
+from automodel_rms_norm.integrations._patching import Patch, require
+from automodel_rms_norm.ops import rms_norm
+
+__all__ = ["disable", "enable", "enabled"]
+
+_UTILS = "nemo_automodel.components.models.common.utils"
+_FUNCTION = "_float32_rms_norm_fwd"
+
+
+def _float32_rms_norm_fwd(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return rms_norm(x, weight, eps)
+
+
+def _find() -> list[tuple[Any, str, Any]]:
+    utils = require(_UTILS, "nemo-automodel")
+    function = getattr(utils, _FUNCTION, None)
+    norm = getattr(utils, "Float32RMSNorm", None)
+    if function is None or norm is None:
+        raise _patch.refuse(f"{_UTILS} has no Float32RMSNorm with {_FUNCTION}")
+    parameters = list(inspect.signature(function).parameters)
+    if parameters != ["x", "weight", "eps"]:
+        raise _patch.refuse(f"{_FUNCTION} takes ({', '.join(parameters)}), not (x, weight, eps)")
+    if _FUNCTION not in norm.forward.__code__.co_names:
+        raise _patch.refuse(f"Float32RMSNorm.forward does not call {_FUNCTION}")
+    return [(utils, _FUNCTION, _float32_rms_norm_fwd)]
+
+
+_patch = Patch(__name__, "nemo-automodel", _find)
+
+
+def enable() -> None:
+    """From now on every Float32RMSNorm uses the op, in models that exist too.
+
+    Raises:
+        IntegrationError: where nemo-automodel is not installed, or offers no norm that can be
+            replaced. Nothing is changed then.
+    """
+    _patch.enable()
+
+
+def disable() -> None:
+    """AutoModel's own function again. A compiled model is compiled again at its next call."""
+    _patch.disable()
+
+
+enabled = _patch.enabled

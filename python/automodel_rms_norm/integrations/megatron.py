@@ -1,0 +1,56 @@
+"""Megatron-Core: its batch-invariant norm becomes the op, on CPU tensors too.
+
+Megatron's own forward computes ``weight + 1`` for zero_centered_gamma and then multiplies by
+``weight``; its backward multiplies by the weight twice in one term of grad_x. Everything there goes
+through ``BatchInvariantRMSNormFn.apply``, ``rmsnorm_batch_invariant`` and the patched norm of
+Transformer Engine included, so that is what is replaced.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from automodel_rms_norm.integrations._patching import Patch, require
+from automodel_rms_norm.ops import rms_norm
+
+__all__ = ["disable", "enable", "enabled"]
+
+_KERNELS = "megatron.core.transformer.custom_layers.batch_invariant_kernels"
+_FUNCTION = "BatchInvariantRMSNormFn"
+
+
+def _find() -> list[tuple[Any, str, Any]]:
+    kernels = require(_KERNELS, "megatron-core")
+    function = getattr(kernels, _FUNCTION, None)
+    if function is None:
+        raise _patch.refuse(f"{_KERNELS} has no {_FUNCTION}")
+    taken = list(inspect.signature(function.forward).parameters)[1:]
+    expected = list(inspect.signature(rms_norm).parameters)
+    if taken != expected:
+        raise _patch.refuse(f"{_FUNCTION} takes ({', '.join(taken)}), not ({', '.join(expected)})")
+    wrapper = getattr(kernels, "rmsnorm_batch_invariant", None)
+    if wrapper is None or _FUNCTION not in wrapper.__code__.co_names:
+        raise _patch.refuse(f"rmsnorm_batch_invariant does not call {_FUNCTION}")
+    return [(function, "apply", staticmethod(rms_norm))]
+
+
+_patch = Patch(__name__, "megatron-core", _find)
+
+
+def enable() -> None:
+    """From now on ``BatchInvariantRMSNormFn`` and ``rmsnorm_batch_invariant`` are the op.
+
+    Raises:
+        IntegrationError: where megatron-core is not installed, or offers no norm that can be
+            replaced. Nothing is changed then.
+    """
+    _patch.enable()
+
+
+def disable() -> None:
+    """Megatron's own functions again."""
+    _patch.disable()
+
+
+enabled = _patch.enabled

@@ -1,0 +1,182 @@
+"""Hugging Face models: RMSNorm modules become the op where they compute what it computes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from automodel_rms_norm.formula import exact_rms_norm
+from automodel_rms_norm.integrations._patching import IntegrationError
+from automodel_rms_norm.modules import RMSNorm
+from automodel_rms_norm.ops import rms_norm
+
+__all__ = ["Conversion", "convert"]
+
+SAME_ROUNDING = "rounded once, as the op does"
+LLAMA_ROUNDING = "rounded before the weight and after it; the op rounds once"
+
+_EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
+_PROBE_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What :func:`convert` did, by the modules' names in the model.
+
+    Attributes:
+        converted: how the replaced module rounded in its own dtype.
+        left: why a module that looked like a norm was left alone.
+    """
+
+    converted: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [f"converted {len(self.converted)}, left {len(self.left)}"]
+            + [f"  {name}: {note}" for name, note in {**self.converted, **self.left}.items()]
+        )
+
+
+class _NoMatchError(Exception):
+    """The op cannot stand in for the module; the message is the reason."""
+
+
+def convert(model: nn.Module) -> Conversion:
+    """Replaces the norms of a model whose arithmetic the op has, in place.
+
+    A module with one weight of one dimension, or with an eps and no weight, is tried on random
+    inputs and random weights, in float32 and in its own dtype, against the formula with weight and
+    with ``weight + 1``. What agrees within the rounding of its dtype is replaced by an
+    :class:`automodel_rms_norm.RMSNorm` that has the same parameter: optimizers, tied weights and
+    the state dict stay as they are. What the class is called does not matter.
+
+    Args:
+        model: any module; its dtypes and devices are kept.
+
+    Returns:
+        The names of what was converted, and of what was left with the reason.
+
+    Raises:
+        IntegrationError: where nothing in the model looks like a norm. Nothing is changed then.
+    """
+    result = Conversion()
+    replacements: dict[nn.Module, RMSNorm] = {}
+    for name, module in model.named_modules():
+        if not _looks_like_a_norm(module):
+            continue
+        try:
+            replacements[module], result.converted[name] = _replacement(module, model)
+        except _NoMatchError as reason:
+            result.left[name] = str(reason)
+    if not result.converted and not result.left:
+        raise IntegrationError(
+            f"{type(model).__name__} has no module that looks like an RMSNorm: none with one "
+            "weight of one dimension, or with an eps and no weight"
+        )
+    for parent in list(model.modules()):
+        for child_name, child in list(parent._modules.items()):  # also a child's second name
+            if child in replacements:
+                setattr(parent, child_name, replacements[child])
+    return result
+
+
+def _looks_like_a_norm(module: nn.Module) -> bool:
+    if any(True for _ in module.children()):
+        return False
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor):
+        return weight.dim() == 1
+    return any(hasattr(module, name) for name in _EPS_NAMES)
+
+
+def _replacement(module: nn.Module, model: nn.Module) -> tuple[RMSNorm, str]:
+    """The module's replacement and how the module rounds, or _NoMatchError."""
+    if module is model:
+        raise _NoMatchError("is the whole model; put an RMSNorm in its place")
+    if isinstance(module, RMSNorm):
+        raise _NoMatchError("is the op already")
+    parameters = dict(module.named_parameters(recurse=False))
+    if others := sorted(set(parameters) - {"weight"}):
+        raise _NoMatchError(f"has {others[0]}, which the op has not")
+    weight = parameters.get("weight")
+    if weight is None:
+        raise _NoMatchError("has no weight, so that its width is not known; use RMSNorm(dim, None)")
+    if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        raise _NoMatchError(f"has a weight of {weight.dtype}, which the op does not take")
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        raise _NoMatchError("has hooks, which would be lost; remove them first")
+    if any(key in vars(module) for key in ("forward", "parametrizations")):
+        raise _NoMatchError("has a forward of its own instance, which would be lost")
+    eps = _eps(module)
+    zero_centered = _matching_formula(module, weight.numel(), eps)
+    note = _rounding(module, weight, eps, zero_centered)
+    made = RMSNorm(weight.numel(), eps, "meta", weight.dtype, zero_centered)
+    made.weight = weight
+    return made.train(module.training), note
+
+
+def _eps(module: nn.Module) -> float:
+    for name in _EPS_NAMES:
+        value = getattr(module, name, None)
+        if isinstance(value, (int, float)):
+            return float(value)
+    raise _NoMatchError(f"has no number called {', '.join(_EPS_NAMES[:-1])} or {_EPS_NAMES[-1]}")
+
+
+def _probe(hidden: int, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x, whose rows have a mean square from far below eps to far above, and weight."""
+    generator = torch.Generator().manual_seed(0)
+    scales = max(eps, 1e-30) ** 0.5 * torch.logspace(-1, 4, _PROBE_ROWS)
+    x = torch.randn(_PROBE_ROWS, hidden, generator=generator) * scales[:, None]
+    return x.to(dtype), (0.5 + torch.rand(hidden, generator=generator)).to(dtype)
+
+
+def _run(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
+    """A copy of the module on the CPU with that weight, applied to x."""
+    probe = copy.copy(module)
+    probe._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+    try:
+        with torch.no_grad():
+            y = probe.eval()(x)
+    except Exception as error:  # anybody's forward
+        lines = str(error).strip().splitlines() or [""]
+        raise _NoMatchError(
+            f"cannot be called with x alone: {type(error).__name__}: {lines[0]}"
+        ) from error
+    if not isinstance(y, Tensor) or y.shape != x.shape:
+        raise _NoMatchError("does not return a tensor of x's shape")
+    return y
+
+
+def _matching_formula(module: nn.Module, hidden: int, eps: float) -> bool:
+    """Whether the gain is ``weight + 1``, seen in float32."""
+    x, weight = _probe(hidden, eps, torch.float32)
+    y = _run(module, x, weight).double()
+    for zero_centered in (False, True):
+        exact = exact_rms_norm(x, weight, eps, zero_centered, torch.zeros_like(x)).y
+        # A term passes at most one addition for each element in whatever order they are summed.
+        if bool(((y - exact).abs() <= (hidden + 8) * 2.0**-24 * exact.abs()).all()):
+            return zero_centered
+    raise _NoMatchError("computes something else than x * rstd * weight, or weight + 1")
+
+
+def _rounding(module: nn.Module, weight: nn.Parameter, eps: float, zero_centered: bool) -> str:
+    """How the module rounds in its weight's dtype."""
+    dtype = weight.dtype
+    x, gain = _probe(weight.numel(), eps, dtype)
+    y = _run(module, x, gain)
+    if y.dtype != dtype:
+        raise _NoMatchError(f"returns {y.dtype} for {dtype} x")
+    ours = rms_norm(x, gain, eps, zero_centered)
+    # Sums of another order put a value on the other side of a rounding boundary now and then.
+    if y.element_size() > 2 or bool((y != ours).float().mean() < 0.02):
+        return SAME_ROUNDING
+    u = torch.finfo(dtype).eps / 2
+    exact = exact_rms_norm(x, gain, eps, zero_centered, torch.zeros_like(x)).y
+    if bool(((y.double() - exact).abs() <= 2.1 * u * exact.abs()).all()):
+        return LLAMA_ROUNDING
+    raise _NoMatchError(f"is further from the formula in {dtype} than two roundings")

@@ -1,0 +1,115 @@
+"""integrations.automodel with released nemo-automodel wheels: automodel_checks.py."""
+
+import functools
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+import wheels
+from automodel_rms_norm.integrations import automodel
+from automodel_rms_norm.integrations._patching import IntegrationError
+from wheels import wheel_cache as wheel_cache
+
+UTILS = automodel._UTILS
+CHECKS = ranks.names("automodel_checks")
+# One release of each kind of norm in every run, the others with the long tests.
+VERSIONS = [
+    pytest.param("0.4.0", marks=pytest.mark.long),
+    pytest.param("0.5.0", marks=pytest.mark.long),
+    pytest.param("0.6.0", marks=pytest.mark.long),
+    "0.7.0",
+]
+
+
+@functools.cache
+def reports(path: Path) -> dict[str, str]:
+    return ranks.run("automodel_checks", CHECKS, 2, paths=[path])
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_release(version: str, name: str, wheel_cache: Path) -> None:
+    report = reports(wheels.unpacked("nemo-automodel", version, wheel_cache))[name]
+    assert not report, report
+
+
+# --- What is not there, or not known --------------------------------------------------------------
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A package in the place of AutoModel's, whose norm can be changed."""
+    names = UTILS.split(".")
+    for depth in range(1, len(names) + 1):
+        name = ".".join(names[:depth])
+        module = types.ModuleType(name)
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
+    exec(
+        "def _float32_rms_norm_fwd(x, weight, eps): return x\n"
+        "class Float32RMSNorm:\n"
+        "    def forward(self, x): return _float32_rms_norm_fwd(x, self.weight, self.eps)\n",
+        vars(module),
+    )
+    return module
+
+
+def assert_refused(fake: types.ModuleType, message: str) -> None:
+    before = dict(vars(fake))
+    with pytest.raises(IntegrationError, match=message):
+        automodel.enable()
+    assert vars(fake) == before
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nemo_automodel", None)
+    with pytest.raises(IntegrationError, match=r"cannot import nemo_automodel.*pip install nemo"):
+        automodel.enable()
+
+
+def test_a_release_without_the_norm_is_refused(fake):
+    del fake._float32_rms_norm_fwd
+    assert_refused(fake, "cannot be patched: .* has no Float32RMSNorm with _float32_rms_norm_fwd")
+
+
+def test_a_norm_with_other_arguments_is_refused(fake):
+    fake._float32_rms_norm_fwd = lambda x, weight, bias, eps: x
+    assert_refused(fake, r"takes \(x, weight, bias, eps\), not \(x, weight, eps\)")
+
+
+def test_a_norm_that_does_not_call_the_function_is_refused(fake):
+    fake.Float32RMSNorm.forward = lambda self, x: x
+    assert_refused(fake, "forward does not call _float32_rms_norm_fwd")
+
+
+def test_it_is_enabled_and_disabled_once(fake, caplog):
+    caplog.set_level("INFO")
+    before = fake._float32_rms_norm_fwd
+    automodel.enable()
+    automodel.enable()
+    assert len(caplog.messages) == 1
+    assert f"replaced {UTILS}._float32_rms_norm_fwd" in caplog.messages[0]
+    norm = fake.Float32RMSNorm()
+    norm.weight, norm.eps = torch.rand(8), 1e-5
+    x = torch.randn(2, 8)
+    assert torch.equal(norm.forward(x), torch.ops.automodel.rms_norm(x, norm.weight, 1e-5))
+    automodel.disable()
+    automodel.disable()
+    assert fake._float32_rms_norm_fwd is before
+
+
+def test_the_context_manager_leaves_things_as_they_were(fake):
+    before = fake._float32_rms_norm_fwd
+    with automodel.enabled():
+        assert fake._float32_rms_norm_fwd is not before
+        with automodel.enabled():
+            pass
+        assert fake._float32_rms_norm_fwd is not before
+    assert fake._float32_rms_norm_fwd is before
