@@ -1,5 +1,6 @@
 """Every kind of CUDA kernel gives the CPU's bits: each number of virtual threads, with chunks that
-fill them or not, with as many rows as the kernels for whole rows are for, and with few."""
+fill them or not, with as many rows as the kernels for whole rows are for, and with few; and units
+that blocks of a cluster share."""
 
 import added
 import pytest
@@ -16,7 +17,7 @@ WIDTHS = [
     pytest.param((count * threads + more) * CHUNK, id=f"T{threads}x{name}")
     for threads in THREADS
     for name, (count, more) in CHUNKS.items()
-] + [pytest.param(chunks * CHUNK, id=f"{chunks}_chunks") for chunks in (1, 15)]
+] + [pytest.param(chunks * CHUNK, id=f"{chunks}_chunks") for chunks in (1, 15, 4 * 4096)]
 # Above 1024 rows of up to 1024 columns, or 256 wider ones, a kernel stages whole rows.
 ROWS = {"few": 21, "many": 269}
 NARROW_ROWS = {"few": 21, "many": 1037}
@@ -52,6 +53,19 @@ def assert_bits_are_the_cpus(inputs: added.Inputs) -> None:
 @pytest.mark.parametrize("hidden", WIDTHS)
 def test_bits_are_the_cpus(hidden, dtype, rows):
     assert_bits_are_the_cpus(drawn((rows_of(hidden, rows), hidden), dtype, hidden))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "hidden"),
+    [(2117, 8184), (4229, 8184), (8453, 2040), (17001, 1000), (32768, 4096)],
+    ids=str,
+)
+def test_bits_are_the_cpus_where_blocks_share_a_unit(rows, hidden, dtype):
+    """With 132 multiprocessors a cluster of two to eight blocks joins slices of one to eight
+    leaves; the last cluster has blocks without rows."""
+    assert_bits_are_the_cpus(drawn((rows, hidden), dtype, hidden))
 
 
 @pytest.mark.cuda

@@ -1,6 +1,7 @@
 // The backward pass for rows of any length, alignment and type, and for few rows. Some blocks take
-// rows of grad_x, which they read twice, the second time from the L2 cache; the others take a unit's
-// columns of grad_weight: a thread goes down the rows of a slice with a chunk of columns.
+// rows of grad_x, which they read twice, the second time from the L2 cache; the others take columns
+// of a unit's grad_weight: a thread goes down the rows of a slice with a chunk of columns. Where
+// one unit is all, they write grad_weight itself.
 #pragma once
 
 #include "cuda/alignment.h"
@@ -147,7 +148,7 @@ __device__ __forceinline__ void grad_weight_long_columns(const BackwardParams& p
   }
 }
 
-// The first row_blocks blocks take blockDim.y rows each; then column_blocks a unit take its columns.
+// The first row_blocks blocks take blockDim.y rows each; then column_blocks a unit its columns.
 template <class X, class W>
 __global__ void __launch_bounds__(kLongThreads)
     backward_long_kernel(const BackwardParams params, const unsigned row_blocks,

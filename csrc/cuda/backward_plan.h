@@ -9,10 +9,10 @@
 
 namespace automodel::cuda {
 
-// Calls f(RowKind, RowShape, want) for the kernel that takes a row, with or without grad_weight; false
-// where none does. Columns' sums live in registers and, by levels, in shared memory, so with them
-// two blocks share a row where without them one holds it. The longest rows, and three inputs, are
-// better off with more and smaller blocks.
+// Calls f(RowKind, RowShape, want) for the kernel that takes a row, with or without grad_weight;
+// false where none does. Columns' sums live in registers and, by levels, in shared memory, so with
+// them two blocks share a row where without them one holds it. The longest rows, and three inputs,
+// are better off with more and smaller blocks.
 template <class F>
 bool visit_backward_kind(const numerics::BackwardParams& params, const DeviceLimits& limits, F f) {
   const int64_t hidden = params.hidden;
@@ -36,7 +36,7 @@ bool visit_backward_kind(const numerics::BackwardParams& params, const DeviceLim
   return params.grad_weight != nullptr ? visit(std::true_type{}) : visit(std::false_type{});
 }
 
-constexpr int64_t kUnitRows = 128;  // keep the partial sums under 2% of a bfloat16 x
+constexpr int64_t kUnitRows = 128;  // partial sums of 1.6% of a bfloat16 x, with enough units
 
 struct BackwardPlan {
   bool fused;
@@ -125,8 +125,8 @@ inline BackwardPlan plan_long(const numerics::BackwardParams& params, const Devi
   return {false, slice * kLongSlices, 1, 0};
 }
 
-// So few rows that the kernel for rows of any length is faster, whose blocks take one row, and not a
-// leaf of them in turn.
+// So few rows that the kernel for rows of any length is faster, whose blocks take one row, and not
+// a leaf of them in turn.
 inline bool few_rows(const numerics::BackwardParams& params) {
   return params.rows <= 256 || (params.rows <= 1024 && params.hidden <= 1024);
 }

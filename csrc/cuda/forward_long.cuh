@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/alignment.h"
-#include "cuda/launch.h"
+#include "cuda/launch_config.cuh"
 #include "cuda/row_sum.cuh"
 
 namespace automodel::cuda {
@@ -78,9 +78,9 @@ cudaError_t launch_forward_long(const ForwardParams& params, cudaStream_t stream
       is_aligned(params.residual, params.residual_layout, params.x_dtype),
       is_aligned(params.sum, params.hidden, params.x_dtype), is_aligned(params.weight),
       is_aligned(params.y, params.hidden, params.x_dtype)};
-  const int threads = long_row_threads(params.hidden);
-  forward_long_kernel<X, W><<<long_row_blocks(params.rows), threads, 0, stream>>>(params, aligned);
-  return cudaGetLastError();
+  return LaunchConfig(dim3(long_row_blocks(params.rows)), dim3(long_row_threads(params.hidden)), 0,
+                      stream)
+      .launch(forward_long_kernel<X, W>, params, aligned);
 }
 
 }  // namespace automodel::cuda

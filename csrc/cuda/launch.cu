@@ -52,7 +52,7 @@ int64_t choose_unit_leaves(const numerics::BackwardParams& params) {
 cudaError_t launch_backward(const numerics::BackwardParams& params, cudaStream_t stream) {
   if (params.grad_x == nullptr && params.grad_weight == nullptr) return cudaSuccess;
   const BackwardPlan plan = plan_backward(params, device_limits());
-  if (params.grad_weight != nullptr && plan.unit_leaves != params.unit_leaves) {
+  if (plan.unit_leaves != params.unit_leaves) {
     return cudaErrorInvalidValue;  // params have changed since choose_unit_leaves
   }
   const cudaError_t error = numerics::visit_x(params.x_dtype, [&](auto x) {

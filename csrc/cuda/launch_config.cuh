@@ -45,7 +45,6 @@ class LaunchConfig {
     config_.blockDim = block;
     config_.dynamicSmemBytes = shared;
     config_.stream = stream;
-    config_.attrs = attributes_;
   }
 
   void set_cluster(int blocks) {
@@ -75,6 +74,7 @@ class LaunchConfig {
                                static_cast<int>(device_limits().shared_per_block));
       if (error != cudaSuccess) return error;
     }
+    config_.attrs = attributes_;  // here, for this may be a copy
     return cudaLaunchKernelEx(&config_, kernel, arguments...);
   }
 

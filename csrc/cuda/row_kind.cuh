@@ -37,8 +37,8 @@ inline int64_t chunks_of_virtual_thread(int64_t hidden) {
   return (numerics::chunks_in_row(hidden) + threads - 1) / threads;
 }
 
-// Calls f(RowKind, RowShape) for rows of fewer virtual threads than kLargeBlock: as many of them side
-// by side as fill a block. False for longer ones.
+// Calls f(RowKind, RowShape) for rows of fewer virtual threads than kLargeBlock: as many of them
+// side by side as fill a block. False for longer ones.
 template <class F>
 bool visit_short_kind(int64_t hidden, F f) {
   const int threads = numerics::virtual_threads(hidden);

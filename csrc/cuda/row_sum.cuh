@@ -41,7 +41,8 @@ __device__ __forceinline__ A join_slots(const A (&s)[kSlots]) {
 }
 
 // Every lane gets the sum over its `width` neighbours, by halves of the virtual threads that they
-// hold: lane i the i-th, or with two pieces lane 2i the i-th and lane 2i + 1 the one half a width on.
+// hold: lane i the i-th, or with two pieces lane 2i the i-th and lane 2i + 1 the one half a width
+// further on.
 template <int kPieces = 1, class A>
 __device__ __forceinline__ A join_lanes(A value, int width) {
   if constexpr (kPieces == 2) {
@@ -221,9 +222,9 @@ __device__ __forceinline__ void receive_sums(A (&value)[kRows][Kind::kVirtual],
 }
 
 // row_sum of a row of any length by a block of (threads, rows), at least a warp a row: a warp takes
-// whole groups in turn. Every thread of the block is to come here, and a block that goes on to other
-// rows needs a barrier in between. accumulate(slots, chunk) adds a chunk's terms to the thread's
-// slots.
+// whole groups in turn. Every thread of the block is to come here, and a block that goes on to
+// other rows needs a barrier in between. accumulate(slots, chunk) adds a chunk's terms to the
+// thread's slots.
 template <class A, class Accumulate>
 __device__ __forceinline__ A long_row_sum(int64_t hidden, const Accumulate& accumulate) {
   alignas(16) __shared__ A sums[numerics::kMaxGroups];
