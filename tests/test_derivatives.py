@@ -208,6 +208,31 @@ def test_forward_mode_leaves_y_its_bits_and_gives_a_tangent_of_its_dtype(dtype, 
     assert ((dy.double() - expected).abs() <= u * expected.abs() + 2.0**10 * accumulate).all()
 
 
+@slow_but_right
+@pytest.mark.parametrize("dtype", support.X_DTYPES, ids=str)
+def test_transforms_leave_y_and_first_derivatives_their_bits(dtype, device):
+    inputs = support.make_inputs(4, 40, dtype=dtype, device=device)
+    x, weight, grad_y = inputs
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return arn.rms_norm(x, weight, EPS)
+
+    def gradients(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return vjp(norm, x, weight)[1](grad_y)
+
+    expected = support.forward_backward(arn.rms_norm, inputs, EPS)
+    directions = (torch.ones_like(x), torch.ones_like(weight))
+    y, first = vjp(norm, x, weight)[0], gradients(x, weight)
+    support.assert_same(support.Outputs(y, *first), expected)
+    y, first = (jvp(function, (x, weight), directions)[0] for function in (norm, gradients))
+    support.assert_same(support.Outputs(y, *first), expected)
+    assert_bitwise_equal(linearize(norm, x, weight)[0], expected.y, "y")
+
+    one_hot = torch.eye(40, dtype=dtype, device=device)
+    rows = torch.stack([vjp(norm, x[0], weight)[1](row)[0] for row in one_hot])
+    assert_bitwise_equal(jacrev(norm)(x[0], weight), rows, "the Jacobian")
+
+
 def test_a_tangent_of_zeros_is_no_tangent_of_nothing(device):
     """A weight with a tangent and an x without."""
     x, weight = leaves(3, 5, device=device, count=2)

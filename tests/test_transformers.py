@@ -203,7 +203,7 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "no eps in the sum": (WithoutEps, "computes something else"),
     "no eps": (without_a_number, "has no number called"),
     "another result": (lambda: Wide().bfloat16(), "returns torch.float32 for torch.bfloat16 x"),
-    "no weight": (Scaleless, "has no weight"),
+    "no weight": (Scaleless, "put RMSNorm(dim, eps, elementwise_affine=False) in its place"),
     "converted": (lambda: arn.RMSNorm(64), "is the op already"),
 }
 

@@ -104,7 +104,10 @@ def _replacement(module: nn.Module, model: nn.Module) -> tuple[RMSNorm, str]:
         raise _NoMatchError(f"has {others[0]}, which the op has not")
     weight = parameters.get("weight")
     if weight is None:
-        raise _NoMatchError("has no weight, so that its width is not known; use RMSNorm(dim, None)")
+        raise _NoMatchError(
+            "has no weight, so that its width is not known; "
+            "put RMSNorm(dim, eps, elementwise_affine=False) in its place"
+        )
     if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         raise _NoMatchError(f"has a weight of {weight.dtype}, which the op does not take")
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
