@@ -4,6 +4,7 @@ A stand-in for the compiler makes one cause at a time: the `compiled` function i
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -59,6 +60,24 @@ def rounded_between(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def unless_emulated(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     emulated = torch._inductor.config.emulate_precision_casts
     return (rounded_between if emulated else no_rounding_to_16_bits)(x, weight, eps)
+
+
+def emulated_but_for_a_column(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    another = 2 * rounded_between(x, weight, eps)
+    return torch.cat([another[:, :1], unless_emulated(x, weight, eps)[:, 1:]], dim=-1)
+
+
+def beside_eps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """What is fused with eps rounds otherwise; eps itself is the same number to float32."""
+    float32 = torch.tensor(eps).item()
+    power_of_two = math.frexp(float32)[0] == 0.5
+    return norm(x, weight, float32 if power_of_two else float32 * (1 + 2**-20))
+
+
+def beside_eps_unless_emulated(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As Triton's fused multiply-add, which emulate_precision_casts turns off."""
+    emulated = torch._inductor.config.emulate_precision_casts
+    return (norm if emulated else eps_in_float64)(x, weight, eps)
 
 
 def by_alignment(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -166,6 +185,34 @@ def test_the_choice_of_the_autotuner() -> None:
     assert alike.verdict == RULED_OUT
     assert alike.sentence == "the configurations that it is autotuned over give the same bits"
     assert compiler.autotuned_choice(made(norm)).verdict == ABSENT
+
+
+def test_the_order_of_casts_is_judged_by_elements() -> None:
+    def found(compiled: Norm) -> compiler.Finding:
+        return compiler.cast_order(made(rounded_between, compiled, dtype=torch.bfloat16))
+
+    gone, fewer, unchanged = map(
+        found, (unless_emulated, emulated_but_for_a_column, no_rounding_to_16_bits)
+    )
+    sentence = "the compiled code leaves out roundings between fused operations"
+    assert (gone.verdict, gone.sentence) == (CAUSE, sentence)
+    assert fewer.verdict == CAUSE
+    before, after = (line.count(" elements differ") for line in fewer.evidence)
+    assert before == after  # the same results still differ, each in fewer elements
+    assert fewer.sentence.startswith(f"{sentence}; a part of the difference: ")
+    assert unchanged.verdict == RULED_OUT
+    assert unchanged.sentence == "with every rounding in its place no fewer elements differ"
+
+
+def test_what_the_order_of_casts_leaves_is_explained_or_said() -> None:
+    partly = made(rounded_between, emulated_but_for_a_column, dtype=torch.bfloat16)
+    diagnosis = diagnose(partly, runs=1, tell=lambda line: None)
+    assert [finding.cause for finding in diagnosis.causes] == ["cast order", "other"]
+
+
+@pytest.mark.parametrize("compiled", [beside_eps, beside_eps_unless_emulated])
+def test_what_is_rounded_beside_a_scalar_is_not_its_precision(compiled: Norm) -> None:
+    assert compiler.scalar_precision(made(norm, compiled)).verdict == RULED_OUT
 
 
 def test_nothing_differs() -> None:

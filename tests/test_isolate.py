@@ -4,7 +4,13 @@ import json
 import textwrap
 
 import pytest
+import torch
 from automodel_rms_norm.gate import cli
+from automodel_rms_norm.gate.checks import load_target
+from automodel_rms_norm.gate.fresh import fresh_results
+from automodel_rms_norm.gate.plan import Plan
+from automodel_rms_norm.gate.recipe import Selection
+from automodel_rms_norm.testing import assert_bitwise_equal
 
 NORMS = """
     import os, time
@@ -24,6 +30,10 @@ NORMS = """
         if x.dim() == 4:
             os._exit(3)
         return by_formula(x, weight, eps)
+
+    @torch.compile(backend="eager", dynamic=False)
+    def compiled(x, weight, eps):
+        return by_formula(x, weight, eps if torch.compiler.is_compiling() else 1.0)
 
     def refuses(x, weight, eps):
         raise RuntimeError("a GPU is needed\\nreally")
@@ -71,3 +81,15 @@ def test_exit_2_where_the_target_cannot_be_called(target, sentence, capfd):
     errors = capfd.readouterr().err
     assert sentence in errors
     assert "Traceback" not in errors
+
+
+def test_a_fresh_process_compiles_every_case():
+    target = load_target("norms_in_a_file:compiled")
+    widths = tuple(range(32, 42))
+    assert len(widths) > torch._dynamo.config.recompile_limit
+    cases = tuple(target.cases(Selection(dtypes=(torch.float32,), widths=widths, rows=5)))
+    made = Plan(target, torch.device("cpu"), cases, ())
+    of_formula = load_target("norms_in_a_file:by_formula")
+    for results in fresh_results(made, cases[-1]):
+        expected = of_formula.results(cases[-1], cases[-1].inputs)
+        assert_bitwise_equal(results["y"], expected["y"], "y")

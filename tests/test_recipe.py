@@ -1,8 +1,11 @@
 """Recipes: what is made of them, what a wrong one says, and P6 of a function without a formula."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from automodel_rms_norm.contexts import Function
 from automodel_rms_norm.gate.check import check
 from automodel_rms_norm.gate.properties import PROPERTIES
 from automodel_rms_norm.gate.recipe import Recipe, RecipeError, Selection, parameter, tensor
@@ -69,6 +72,33 @@ def test_a_recipe_can_be_named(monkeypatch):
     target = load("recipes_under_test:MIX")
     assert target.name == target.source == "recipes_under_test:MIX"
     assert target.function is mix
+
+
+def turned(q: Tensor, k: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+    return q * angles, k * angles
+
+
+TURNED = Recipe(
+    turned,
+    inputs={
+        "q": tensor("rows", "hidden"),
+        "k": tensor("rows", "hidden"),
+        "angles": tensor("rows", "hidden", grad=False),
+    },
+    outputs={"q_turned": tensor("rows", "hidden"), "k_turned": tensor("rows", "hidden")},
+)
+
+
+@pytest.mark.parametrize("function", [turned, torch.compile(turned, backend="aot_eager")])
+def test_an_output_of_frozen_arguments_alone_has_no_gradient(function: Function) -> None:
+    assert failing(replace(TURNED, function=function), "P1") == set()
+
+
+def test_a_gradient_that_is_lost_where_another_argument_is_frozen_fails_p1() -> None:
+    def loses_k(q: Tensor, k: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+        return turned(q, k if q.requires_grad else k.detach(), angles)
+
+    assert failing(replace(TURNED, function=loses_k), "P1") == {"P1"}
 
 
 class Scaled(nn.Module):

@@ -46,6 +46,7 @@ def test_how_each_function_is_driven_or_why_not():
         "crashes": BY_NORM,
         "waits": "no recipe, and its arguments are not a norm's",
         "needs_a_recipe": BY_RECIPE,
+        "of_float32": "no recipe, and its arguments are not a norm's",
         "other_arguments": BY_RECIPE,
         "not_a_norm": "no recipe, and its arguments are not a norm's",
         "Exchange": "no recipe: it communicates, and needs a process group",
@@ -121,6 +122,16 @@ def test_each_function_has_a_row_whatever_becomes_of_it(capsys, tmp_path):
     assert found["not_a_norm"]["answer"] is None
     assert "graphs fails for 1" in capsys.readouterr().out.replace("\n", "")
     assert "| good<br>driven_package/norms.py" in markdown.read_text()
+
+
+def test_a_function_without_a_case_of_the_dtype_is_not_driven(capsys, tmp_path):
+    path = tmp_path / "scan.json"
+    arguments = ["--json", str(path), "--recipes", "driven_recipes"]
+    assert scan(*arguments, "--function", "of_float32") == 1
+    assert answers(path)["of_float32"]["answer"]["why_not"] == "no case of these dtypes"
+    said = capsys.readouterr().out
+    assert "not driven (1), no case of these dtypes: of_float32" in said
+    assert "0 of 1 functions checked" in said
 
 
 def test_a_function_that_takes_too_long_is_ended(tmp_path):

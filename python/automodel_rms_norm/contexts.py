@@ -169,11 +169,24 @@ def named(inputs: Inputs, returned: Any) -> Results:
     return dict(zip(inputs.grads, outputs, strict=True))
 
 
+def _roots(outputs: Results, given: Inputs) -> tuple[list[Tensor], list[Tensor]]:
+    """Where differentiation begins, and with which gradients.
+
+    An output that depends on frozen arguments alone requires no gradient, and is none of them.
+    """
+    wanted = {k: grad for k, grad in given.grads.items() if grad is not None}
+    roots = {k: outputs[k] for k in wanted if outputs[k].requires_grad}
+    return list(roots.values()), [wanted[k] for k in roots]
+
+
 def differentiate(outputs: Results, given: Inputs) -> Results:
-    """The outputs and the gradients of those arguments that require one, all detached."""
+    """The outputs and the gradients of those arguments that require one, all detached.
+
+    Raises:
+        RuntimeError: where an argument requires a gradient that no output leads to.
+    """
     wanted = {f"grad_{k}": tensor for k, tensor in given.tensors.items() if tensor.requires_grad}
-    pairs = [(outputs[name], grad) for name, grad in given.grads.items() if grad is not None]
-    roots, grads = zip(*pairs, strict=True) if pairs else ((), ())
+    roots, grads = _roots(outputs, given)
     found = torch.autograd.grad(roots, list(wanted.values()), grads) if wanted else ()
     results = {name: tensor.detach() for name, tensor in outputs.items()}
     return {**results, **dict(zip(wanted, found, strict=True))}
@@ -237,11 +250,8 @@ def _checkpoint(use_reentrant: bool) -> Callable[[Function, Inputs], Results]:
         given = leaves(inputs)
         returned = checkpoint(function, *given.arguments.values(), use_reentrant=use_reentrant)
         outputs = named(given, returned)
-        wanted = [name for name, grad in given.grads.items() if grad is not None]
         # Reentrant checkpointing does not allow torch.autograd.grad.
-        torch.autograd.backward(
-            [outputs[name] for name in wanted], [given.grads[name] for name in wanted]
-        )
+        torch.autograd.backward(*_roots(outputs, given))
         grads = {f"grad_{k}": tensor.grad for k, tensor in given.tensors.items()}
         results = {name: tensor.detach() for name, tensor in outputs.items()}
         return {**results, **{k: grad for k, grad in grads.items() if grad is not None}}

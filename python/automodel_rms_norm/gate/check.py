@@ -33,7 +33,8 @@ def _here(target: Recipe | str, request: Request) -> Run:
     target = load_target(target) if isinstance(target, str) else target
     checks = checks_of(target, request)
     answer = runner.measure if request.digests else runner.outcome
-    return Run(target.name, [Place.of(check) for check in checks], map(answer, checks))
+    places = [Place.of(check) for check in checks]
+    return Run(target.name, places, runner.run(checks, answer))
 
 
 def check(

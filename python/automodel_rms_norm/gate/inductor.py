@@ -27,6 +27,7 @@ __all__ = [
     "forced_choice",
     "goes_through_inductor",
     "half_the_multiprocessors",
+    "recompiling",
     "recorded",
     "why_not_forced",
 ]
@@ -121,11 +122,22 @@ def why_not_forced() -> str:
 
 
 @contextmanager
+def recompiling() -> Iterator[None]:
+    """Dynamo compiles within for every shape, layout and mode.
+
+    Past its limits it would run a function without the compiler, and say so in a log alone.
+    """
+    config, no_limit = import_module("torch._dynamo.config"), 1 << 16
+    with config.patch(recompile_limit=no_limit, accumulated_recompile_limit=no_limit):
+        yield
+
+
+@contextmanager
 def _afresh() -> Iterator[None]:
     """Compiles everything anew within: a cached graph or choice would hide what is asked for."""
     config = import_module("torch._inductor.config")
     torch.compiler.reset()
-    with config.patch(force_disable_caches=True), warnings.catch_warnings():
+    with config.patch(force_disable_caches=True), recompiling(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
         yield
     torch.compiler.reset()

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import cast
 
+from automodel_rms_norm.gate import runner
 from automodel_rms_norm.gate.checks import Place, Request, Run, checks_of, load_target
 from automodel_rms_norm.gate.recipe import RecipeError
-from automodel_rms_norm.gate.runner import FAILS, NOT_RUN, Outcome, measure, outcome
+from automodel_rms_norm.gate.runner import FAILS, NOT_RUN, Check, Outcome
 from automodel_rms_norm.gate.targets import TargetError
 
 __all__ = ["run"]
@@ -123,11 +124,12 @@ def _serve(pipe: Connection, text: str, request: Request, begin: int, left_out: 
         pipe.send(str(error))
         return
     pipe.send((target.name, [Place.of(check) for check in checks]))
-    answer = measure if request.digests else outcome
-    for check in checks[begin:]:
-        place = Place.of(check)
-        if (place.property, place.context) in left_out:
-            reason = f"{place.context}: {STRIKES} of these checks gave no answer"
-            pipe.send(Outcome(*place, NOT_RUN, reason))
-        else:
-            pipe.send(answer(check))
+
+    def answer(check: Check) -> Outcome:
+        if (check.property, check.context) in left_out:
+            reason = f"{check.context}: {STRIKES} of these checks gave no answer"
+            return Outcome(*Place.of(check), NOT_RUN, reason)
+        return runner.measure(check) if request.digests else runner.outcome(check)
+
+    for found in runner.run(checks[begin:], answer):
+        pipe.send(found)

@@ -38,6 +38,11 @@ def needs_a_recipe(x, gate):
     return torch.nn.functional.silu(gate) * x
 
 
+@torch.compile(backend="aot_eager")
+def of_float32(x, gate):
+    return gate * x
+
+
 @torch.compile
 def other_arguments(x, other):
     return x

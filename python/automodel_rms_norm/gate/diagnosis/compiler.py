@@ -11,16 +11,26 @@ from torch import Tensor
 
 from automodel_rms_norm.contexts import EAGER, NO_GRAD, Inputs
 from automodel_rms_norm.gate.diagnosis.finding import ABSENT, CAUSE, RULED_OUT, UNKNOWN, Finding
-from automodel_rms_norm.gate.diagnosis.subject import Subject, answers, differences
+from automodel_rms_norm.gate.diagnosis.subject import (
+    Subject,
+    answers,
+    differences,
+    differing_elements,
+)
 from automodel_rms_norm.gate.inductor import Tuning, recorded, why_not_forced
 
 __all__ = [
+    "REDUCTION",
+    "SCALAR",
     "autotuned_choice",
     "cast_order",
     "reduction_decomposition",
     "scalar_precision",
     "separate_graphs",
 ]
+
+
+REDUCTION, SCALAR = "reduction decomposition", "scalar precision (eps as fp64)"
 
 
 def separate_graphs(subject: Subject) -> Finding:
@@ -138,7 +148,7 @@ def reduction_decomposition(subject: Subject) -> Finding:
     The experiment: inputs whose sums are exact in any order, while the rest still rounds; small
     whole numbers for what the outputs sum, signs and eps 3 for what the gradients sum.
     """
-    cause = "reduction decomposition"
+    cause = REDUCTION
     found = differences(subject.rounded_as_written, subject.eager[EAGER.name])
     if not found:
         return Finding(cause, ABSENT, "with its roundings in place, compiled gives eager's bits")
@@ -196,8 +206,12 @@ def _signs(inputs: Inputs) -> Inputs:
 
 
 def scalar_precision(subject: Subject) -> Finding:
-    """Whether a scalar kept in float64 changes bits: eps as it is, and the nearest power of two."""
-    cause, scalars = "scalar precision (eps as fp64)", _scalars(subject.inputs)
+    """Whether a scalar kept in float64 changes bits.
+
+    The experiment: the scalar as it is and as float32 has it, for eager the same number; all else
+    that could round otherwise, such as the division of a mean, stays as it is.
+    """
+    cause, scalars = SCALAR, _scalars(subject.inputs)
     if not scalars:
         return Finding(cause, ABSENT, "there is no floating-point scalar among the arguments")
     if not subject.recording.graphs:
@@ -208,18 +222,26 @@ def scalar_precision(subject: Subject) -> Finding:
     size = 2.0 ** round(math.log2(abs(next(iter(scalars.values())))) / 2)
     whole = _whole(subject.inputs)
     scaled = whole.map(lambda n, t: t if n in whole.parameters or n in whole.grads else t * size)
-    left = {}
-    with subject.first_choice():
-        for note, power in (("as given", False), ("exact in float32", True)):
-            changes = {k: 2.0 ** round(math.log2(v)) if power else v for k, v in scalars.items()}
+    counts = []
+    with subject.rounding_as_written():
+        for changes in (scalars, {k: torch.tensor(v).item() for k, v in scalars.items()}):
             other = subject.given(scaled.with_arguments(**changes))
-            left[note] = differences(other.run(NO_GRAD), other.uncompiled(NO_GRAD))
+            compiled, eager = other.run(NO_GRAD), other.uncompiled(NO_GRAD)
+            counts.append(differing_elements(compiled, eager))
             said = ", ".join(f"{k} {v!r}" for k, v in changes.items())
-            evidence.append(f"{said}, squares of its size: {'; '.join(left[note]) or 'eager bits'}")
-    if left["as given"] and not left["exact in float32"]:
-        sentence = "a scalar that float32 cannot hold is rounded elsewhere by the compiled code"
-        return Finding(cause, CAUSE, sentence, tuple(evidence))
-    return Finding(cause, RULED_OUT, "the scalar is rounded alike", tuple(evidence))
+            found = "; ".join(differences(compiled, eager)) or "eager bits"
+            evidence.append(f"{said}, squares of its size: {found}")
+    if counts[1] < counts[0]:
+        sentence = "the compiled code does not round the scalar to float32, as eager does"
+        return Finding(cause, CAUSE, sentence + _part(*counts), tuple(evidence))
+    sentence = "a scalar that float32 holds exactly changes nothing"
+    return Finding(cause, RULED_OUT, sentence, tuple(evidence))
+
+
+def _part(before: int, after: int) -> str:
+    """How many of the elements that differed are explained, where it is not all of them."""
+    explained = f"; a part of the difference: {before - after} of {before} elements"
+    return explained if after else ""
 
 
 def _scalars(inputs: Inputs) -> dict[str, float]:
@@ -229,17 +251,23 @@ def _scalars(inputs: Inputs) -> dict[str, float]:
 def cast_order(subject: Subject) -> Finding:
     """Whether bits change because the compiler leaves out roundings to a 16-bit type."""
     cause = "cast order"
-    found = differences(subject.choices[0].results[EAGER.name], subject.eager[EAGER.name])
+    usual, expected = subject.choices[0].results[EAGER.name], subject.eager[EAGER.name]
+    found = differences(usual, expected)
     if subject.case.dtype.itemsize > 2:
         return Finding(cause, ABSENT, f"nothing is rounded to 16 bits in {subject.case.dtype}")
     if not found:
         return Finding(cause, ABSENT, "compiled and eager give the same bits")
-    left = differences(subject.rounded_as_written, subject.eager[EAGER.name])
+    written = subject.rounded_as_written
+    left = differences(written, expected)
     evidence = (
         f"compiled as usual: {'; '.join(found)}",
         f"with emulate_precision_casts: {'; '.join(left) or 'eager bits'}",
     )
-    if len(left) < len(found):
-        sentence = "the compiled code leaves out roundings between fused operations"
-        return Finding(cause, CAUSE, sentence, evidence)
-    return Finding(cause, RULED_OUT, "every rounding in its place changes nothing", evidence)
+    before, after = (differing_elements(results, expected) for results in (usual, written))
+    if after >= before:
+        sentence = "with every rounding in its place no fewer elements differ"
+        return Finding(cause, RULED_OUT, sentence, evidence)
+    sentence = "the compiled code leaves out roundings between fused operations"
+    if subject.inputs.device.type == "cuda":
+        sentence += ", or fuses multiply and add, which the option turns off in Triton too"
+    return Finding(cause, CAUSE, sentence + _part(before, after), evidence)

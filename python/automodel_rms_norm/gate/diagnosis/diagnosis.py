@@ -141,10 +141,10 @@ def _other(subject: Subject, findings: list[Finding]) -> Finding:
     for context in CONTEXTS[1:]:
         found = differences(subject.eager[context.name], subject.eager[EAGER.name])
         lines += [f"uncompiled, {context.name} against grad: {line}" for line in found]
-    changed = differences(subject.choices[0].results[EAGER.name], subject.eager[EAGER.name])
+    left = differences(subject.rounded_as_written, subject.eager[EAGER.name])
     explained = {finding.cause for finding in findings if finding.verdict == CAUSE}
-    if changed and not explained & {"reduction decomposition", "scalar precision", "cast order"}:
-        lines += [f"compiled against eager: {line}" for line in changed]
+    if not explained & {compiler.REDUCTION, compiler.SCALAR}:
+        lines += [f"compiled against eager: {line}" for line in left]
     if lines:
         return Finding(cause, CAUSE, "a difference that none of the above explains", tuple(lines))
     return Finding(cause, RULED_OUT, "no difference is left unexplained")

@@ -10,7 +10,7 @@ from importlib import import_module
 
 import torch
 
-from automodel_rms_norm.bits import compare
+from automodel_rms_norm.bits import compare, differing
 from automodel_rms_norm.contexts import (
     EAGER,
     INFERENCE,
@@ -30,7 +30,7 @@ from automodel_rms_norm.gate.inductor import (
 )
 from automodel_rms_norm.gate.recipe import Case, Recipe
 
-__all__ = ["CONTEXTS", "Choice", "Subject", "answers", "differences"]
+__all__ = ["CONTEXTS", "Choice", "Subject", "answers", "differences", "differing_elements"]
 
 CONTEXTS = (EAGER, NO_GRAD, INFERENCE)
 
@@ -39,6 +39,11 @@ def differences(actual: Results, expected: Results) -> list[str]:
     """One line for each result that both have and that has other bits."""
     found = (compare(actual[k], expected[k], k) for k in actual if k in expected)
     return [f"{difference.name}: {difference.summary}" for difference in found if difference]
+
+
+def differing_elements(actual: Results, expected: Results) -> int:
+    """How many elements of all results together have other bits. Same names, dtypes and shapes."""
+    return sum(int(differing(actual[k], expected[k]).sum()) for k in actual)
 
 
 def answers(results: Iterable[Results]) -> list[int]:
