@@ -146,7 +146,7 @@ def test_the_fixtures_pass_and_fail(pytester):
             numerics_gate("test_norm:by_mode", "P1", device="cpu", timeout=0)
         """,
     )
-    result = pytester.runpytest("-p", "automodel_rms_norm_pytest")
+    result = pytester.runpytest()
     result.assert_outcomes(passed=4, failed=4)
     result.stdout.fnmatch_lines(["*P1 of test_norm:by_mode fail: *"])
     result.stdout.fnmatch_lines(["*y, row alone: *"])

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,12 @@ def test_an_interrupted_run_keeps_what_was_measured(stop, tmp_path):
     arguments = [*SMALL, "--json", str(path), "--jobs", "1", "--recipes", "driven_recipes"]
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     with subprocess.Popen(
-        [*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True
+        [*command, *arguments],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job, as these tests may be, ignores Ctrl-C, and so would this one.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as process:
         first = process.stderr.readline()  # of the first function that is done
         assert "1 of " in first
