@@ -70,7 +70,7 @@ def measure(case: Case, arguments: argparse.Namespace) -> Iterator[Record]:
         fields |= {"rows": case.rows, "hidden": case.hidden, **VARIANT.fields()}
         gbps = TENSORS[what] * tensor_bytes / times[what].us / 1e3
         memory = {"x_bytes": tensor_bytes, "extra_bytes": extra_bytes(calls[what][0], device)}
-        yield harness.measured(fields, times[what], gbps=round(gbps, 1), **memory)
+        yield harness.measured(fields, times[what], gbps=harness.significant(gbps), **memory)
 
 
 def extra_bytes(call: Call, device: torch.device) -> int | None:

@@ -125,6 +125,11 @@ class Program:
 # --- Records --------------------------------------------------------------------------------------
 
 
+def significant(value: float) -> float:
+    """Rounded to what a time resolves, and never to zero."""
+    return float(f"{value:.5g}")
+
+
 def measured(fields: Record, timing: Timing | None, why: str = "", **more: object) -> Record:
     """A record of `fields` and their time, or the reason for its lack."""
     if timing is None:

@@ -81,7 +81,7 @@ def measure_one(
     times = time_calls({"copy": copies, **calls}, arguments.repeats, device)
 
     def gbps(name: str, tensors: int) -> float:
-        return round(tensors * x.nbytes / times[name].us / 1e3, 1)
+        return harness.significant(tensors * x.nbytes / times[name].us / 1e3)
 
     for name in case.implementations:
         fields = {"what": what, "impl": name, "rows": x.shape[0], "hidden": case.hidden}

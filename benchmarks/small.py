@@ -62,13 +62,13 @@ def measure(case: Case, arguments: argparse.Namespace) -> Iterator[Record]:
                 "impl": "floor",
                 "us": round(launch_us + counted / copy_gbps / 1e3, 3),
                 "launch_us": round(launch_us, 3),
-                "copy_gbps": round(copy_gbps, 1),
+                "copy_gbps": harness.significant(copy_gbps),
             }
             times, why = measure_one(what, case, problems, arguments)
             for name in case.implementations:
-                more = {"copy_gbps": round(copy_gbps, 1)}
+                more = {"copy_gbps": harness.significant(copy_gbps)}
                 if name in times:
-                    more["gbps"] = round(counted / times[name].us / 1e3, 1)
+                    more["gbps"] = harness.significant(counted / times[name].us / 1e3)
                 identity = {**fields, "impl": name}
                 yield harness.measured(identity, times.get(name), why.get(name, ""), **more)
 
