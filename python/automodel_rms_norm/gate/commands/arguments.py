@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -18,14 +19,17 @@ from automodel_rms_norm.gate.targets import BUILT_IN
 
 __all__ = [
     "UsageError",
+    "add_experiment",
     "add_selection",
     "add_target",
     "check_output",
     "keys",
     "load_target",
+    "one_device",
     "properties",
     "selection",
     "write_outputs",
+    "write_report",
 ]
 
 
@@ -83,6 +87,38 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_experiment(parser: argparse.ArgumentParser) -> None:
+    """The options of `one_device`, and ``--runs``."""
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: the GPU if there is one"
+    )
+    parser.add_argument(
+        "--runs",
+        type=count,
+        default=3,
+        metavar="N",
+        help="how often to compile with the autotuner free, where it tunes; default: 3",
+    )
+
+
+def one_device(options: argparse.Namespace) -> str:
+    """The asked device, or else the GPU if there is one.
+
+    Raises:
+        UsageError: for a GPU that is not there.
+    """
+    reason = why_no_gpu()
+    if options.device == "cuda" and reason:
+        raise UsageError(f"--device cuda: {reason}")
+    device: str = options.device or ("cpu" if reason else "cuda")
+    return device
+
+
+class Writable(Protocol):
+    def as_json(self) -> Any: ...
+    def as_markdown(self) -> str: ...
+
+
 def add_selection(
     parser: argparse.ArgumentParser, limited: str = "case", limit: float = 300.0
 ) -> None:
@@ -115,8 +151,8 @@ def selection(options: argparse.Namespace) -> Selection:
     Raises:
         UsageError: for a GPU that is not there.
     """
-    if options.device == "cuda" and (reason := why_no_gpu()):
-        raise UsageError(f"--device cuda: {reason}")
+    if options.device == "cuda":
+        one_device(options)
     return Selection(options.quick, options.dtype, options.widths, options.rows)
 
 
@@ -124,13 +160,18 @@ def properties(options: argparse.Namespace) -> list[Property]:
     return [p for p in PROPERTIES if p.key in options.property or not options.property]
 
 
-def write_outputs(report: Report, options: argparse.Namespace) -> None:
-    """To the files that `check_outputs` has found writable."""
+def write_report(report: Writable, options: argparse.Namespace) -> None:
+    """To the files of ``--json`` and ``--markdown`` that `check_output` has found writable."""
     if options.json:
         text = json.dumps(report.as_json(), indent=1) + "\n"
         Path(options.json).write_text(text, encoding="utf-8")
     if options.markdown:
         Path(options.markdown).write_text(report.as_markdown(), encoding="utf-8")
+
+
+def write_outputs(report: Report, options: argparse.Namespace) -> None:
+    """The same, and ``--plot``."""
+    write_report(report, options)
     if options.plot:
         plot.write(report, options.plot)
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from automodel_rms_norm.gate.checks import why_no_gpu
 from automodel_rms_norm.gate.commands.arguments import (
     UsageError,
+    add_experiment,
     add_target,
     check_output,
     count,
     load_target,
+    one_device,
+    write_report,
 )
 from automodel_rms_norm.gate.diagnosis.diagnosis import diagnose
 from automodel_rms_norm.gate.diagnosis.subject import Subject
@@ -32,9 +32,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="default: the GPU if there is one"
-    )
+    add_experiment(parser)
     parser.add_argument(
         "--dtype", choices=tuple(DTYPES), help="default: bf16 on a GPU, fp32 on a CPU"
     )
@@ -42,21 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rows", type=count, metavar="M", help="default: 4096 on a GPU, 64 on a CPU"
     )
-    parser.add_argument(
-        "--runs",
-        type=count,
-        default=3,
-        metavar="N",
-        help="how often to compile with the autotuner free, where it tunes; default: 3",
-    )
     parser.add_argument("--json", metavar="FILE", help="also write everything, code too, to FILE")
     parser.add_argument("--markdown", metavar="FILE", help="also write a report to FILE")
 
 
 def run(options: argparse.Namespace) -> int:
-    device = options.device or ("cpu" if why_no_gpu() else "cuda")
-    if device == "cuda" and (reason := why_no_gpu()):
-        raise UsageError(f"--device cuda: {reason}")
+    device = one_device(options)
     target = load_target(options.target)
     check_output("--json", options.json)
     check_output("--markdown", options.markdown)
@@ -73,9 +62,5 @@ def run(options: argparse.Namespace) -> int:
         lambda line: progress.print(line, style="dim", highlight=False),
     )
     diagnosis.print(Console())
-    if options.json:
-        text = json.dumps(diagnosis.as_json(), indent=1) + "\n"
-        Path(options.json).write_text(text, encoding="utf-8")
-    if options.markdown:
-        Path(options.markdown).write_text(diagnosis.as_markdown(), encoding="utf-8")
+    write_report(diagnosis, options)
     return 1 if diagnosis.causes else 0

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 
 from rich.console import Console
 
-from automodel_rms_norm.gate.checks import why_no_gpu
 from automodel_rms_norm.gate.commands.arguments import (
     UsageError,
+    add_experiment,
     add_target,
     check_output,
     count,
     load_target,
+    one_device,
+    write_report,
 )
 from automodel_rms_norm.gate.dpo.first_loss import Run, Setting, runs, why_no_trainer
 from automodel_rms_norm.gate.dpo.model import why_not_norm
@@ -33,9 +33,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="default: the GPU if there is one"
-    )
+    add_experiment(parser)
     parser.add_argument(
         "--hidden", type=count, metavar="N", help="default: 2688 on a GPU, 256 on a CPU"
     )
@@ -46,21 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of every sequence, of which there are 16; default: 384 on a GPU, 96 on a CPU",
     )
-    parser.add_argument(
-        "--runs",
-        type=count,
-        default=3,
-        metavar="N",
-        help="how often to compile with the autotuner free, where it tunes; default: 3",
-    )
     parser.add_argument("--json", metavar="FILE", help="also write every run to FILE")
     parser.add_argument("--markdown", metavar="FILE", help="also write the report to FILE")
 
 
 def run(options: argparse.Namespace) -> int:
-    device = options.device or ("cpu" if why_no_gpu() else "cuda")
-    if device == "cuda" and (reason := why_no_gpu()):
-        raise UsageError(f"--device cuda: {reason}")
+    device = one_device(options)
     target = load_target(options.target)
     if reason := why_not_norm(target) or why_no_trainer():
         raise UsageError(reason)
@@ -79,9 +68,5 @@ def run(options: argparse.Namespace) -> int:
         done,
     )
     report.print(Console())
-    if options.json:
-        text = json.dumps(report.as_json(), indent=1) + "\n"
-        Path(options.json).write_text(text, encoding="utf-8")
-    if options.markdown:
-        Path(options.markdown).write_text(report.as_markdown(), encoding="utf-8")
+    write_report(report, options)
     return 0 if report.holds else 1
