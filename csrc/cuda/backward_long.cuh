@@ -182,7 +182,7 @@ cudaError_t launch_backward_long(const BackwardParams& params, cudaStream_t stre
       is_aligned(params.grad_x, params.hidden, params.x_dtype),
       partials_are_aligned(params),
       is_aligned(params.grad_weight)};
-  const int threads = std::clamp(numerics::virtual_threads(params.hidden), kWarp, kLongThreads);
+  const int threads = long_row_threads(params.hidden, kLongThreads);
   const int rows = kLongThreads / threads;
   const unsigned row_blocks =
       params.grad_x == nullptr ? 0 : long_row_blocks((params.rows + rows - 1) / rows);

@@ -78,8 +78,8 @@ cudaError_t launch_forward_long(const ForwardParams& params, cudaStream_t stream
       is_aligned(params.residual, params.residual_layout, params.x_dtype),
       is_aligned(params.sum, params.hidden, params.x_dtype), is_aligned(params.weight),
       is_aligned(params.y, params.hidden, params.x_dtype)};
-  return LaunchConfig(dim3(long_row_blocks(params.rows)), dim3(long_row_threads(params.hidden)), 0,
-                      stream)
+  const int threads = long_row_threads(params.hidden, kMaxBlockThreads);
+  return LaunchConfig(dim3(long_row_blocks(params.rows)), dim3(threads), 0, stream)
       .launch(forward_long_kernel<X, W>, params, aligned);
 }
 

@@ -2,6 +2,8 @@
 // virtual threads, or two groups of 16 where T is 16.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/chunk.cuh"
 #include "cuda/row_kind.cuh"
 
@@ -253,10 +255,9 @@ inline unsigned long_row_blocks(int64_t rows) {
   return static_cast<unsigned>(rows < kMaxGrid ? rows : kMaxGrid);
 }
 
-// Threads of a block for a long row.
-inline int long_row_threads(int64_t hidden) {
-  const int threads = numerics::virtual_threads(hidden);
-  return threads < kWarp ? kWarp : threads > kMaxBlockThreads ? kMaxBlockThreads : threads;
+// Threads of a block for a long row, at most `most`.
+inline int long_row_threads(int64_t hidden, int most) {
+  return std::clamp(numerics::virtual_threads(hidden), kWarp, most);
 }
 
 }  // namespace automodel::cuda
