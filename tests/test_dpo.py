@@ -13,6 +13,7 @@ from automodel_rms_norm.gate.dpo.report import Report
 from automodel_rms_norm.gate.norms import OP, norm_recipe
 from automodel_rms_norm.gate.recipe import Recipe, tensor
 from automodel_rms_norm.testing import assert_bitwise_equal
+from commands import assert_complains
 from torch import Tensor
 
 SMALL = ["--device", "cpu", "--hidden", "64", "--layers", "1", "--length", "64"]
@@ -150,14 +151,7 @@ not_a_norm = Recipe(torch.sin, {"x": tensor("rows", "hidden")}, name="sin")
 def test_wrong_arguments_are_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        status = cli.main(["dpo", *arguments, "--device", "cpu"])
-    except SystemExit as stopped:
-        status = stopped.code
-    assert status == 2
-    complaint = capsys.readouterr().err
-    assert message in complaint
-    assert complaint.count("\n") == 1
+    assert_complains(["dpo", *arguments, "--device", "cpu"], message, capsys)
 
 
 def test_an_unwritable_file_costs_no_training(

@@ -27,6 +27,7 @@ from automodel_rms_norm.gate.runner import (
     NotRunError,
     Outcome,
 )
+from commands import assert_complains
 from rich.console import Console
 
 KEYS = [property.key for property in PROPERTIES if property.key != "P2-choices"]  # on a CPU
@@ -292,15 +293,7 @@ def test_exit_1_and_the_first_difference_where_one_fails(capsys, monkeypatch, tm
     ids=" ".join,
 )
 def test_exit_2_for_a_wrong_argument(arguments, sentence, capsys):
-    try:
-        status = cli.main(arguments)
-    except SystemExit as stop:
-        status = stop.code
-    assert status == 2
-    error = capsys.readouterr().err
-    assert error.startswith("numerics-gate: ")
-    assert sentence in error
-    assert len(error.splitlines()) == 1
+    assert_complains(arguments, sentence, capsys)
 
 
 def test_exit_2_for_a_gpu_that_is_not_there(monkeypatch, capsys):

@@ -12,6 +12,7 @@ import pytest
 from automodel_rms_norm.gate import cli
 from automodel_rms_norm.gate.matrix import steps
 from automodel_rms_norm.gate.matrix.table import into_document
+from commands import assert_complains
 
 MAKE_VENV = r"""
 import os, sys
@@ -165,14 +166,7 @@ def test_wrong_arguments_are_one_line(
     source: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["matrix", "--source", str(source), "--folder", str(source.parent), *arguments]
-    try:
-        status = cli.main(command)
-    except SystemExit as stopped:
-        status = stopped.code
-    assert status == 2
-    complaint = capsys.readouterr().err
-    assert message in complaint
-    assert complaint.count("\n") == 1
+    assert_complains(command, message, capsys)
 
 
 def test_a_file_that_is_no_row_is_said(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
