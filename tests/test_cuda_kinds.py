@@ -1,6 +1,6 @@
 """Every kind of CUDA kernel gives the CPU's bits: each number of virtual threads, with chunks that
-fill them or not, with as many rows as the kernels for whole rows are for, and with few; and units
-that blocks of a cluster share."""
+fill them or not, with as many rows as the kernels for whole rows are for, and with few; threads
+that hold several rows; and units that blocks of a cluster share."""
 
 import added
 import pytest
@@ -18,13 +18,12 @@ WIDTHS = [
     for threads in THREADS
     for name, (count, more) in CHUNKS.items()
 ] + [pytest.param(chunks * CHUNK, id=f"{chunks}_chunks") for chunks in (1, 15, 4 * 4096)]
-# Above 1024 rows of up to 1024 columns, or 256 wider ones, a kernel stages whole rows.
-ROWS = {"few": 21, "many": 269}
-NARROW_ROWS = {"few": 21, "many": 1037}
+ROWS = ["few", "many"]
 
 
 def rows_of(hidden: int, rows: str) -> int:
-    return (NARROW_ROWS if hidden <= 1024 else ROWS)[rows]
+    """Above 256 rows, and 2048 where they are short, the backward pass stages whole rows."""
+    return 21 if rows == "few" else max(269, min(3 * 2**19 // hidden, 2048) + 13)
 
 
 def drawn(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> added.Inputs:
@@ -68,12 +67,20 @@ def test_bits_are_the_cpus_where_blocks_share_a_unit(rows, hidden, dtype):
     assert_bits_are_the_cpus(drawn((rows, hidden), dtype, hidden))
 
 
+def rows_in_turn(hidden: int) -> int:
+    """Rows for three blocks and more a multiprocessor, with 132 of them, of two rows a thread (four
+    of the shortest)."""
+    side_by_side = max(256 // virtual_threads(hidden), 1)
+    return 3 * 132 * side_by_side * (4 if hidden <= 128 else 2) + 5
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", support.LOW_WEIGHT_DTYPES, ids=str)
-@pytest.mark.parametrize("hidden", [8, 120, 128])
+@pytest.mark.parametrize(
+    "hidden", [8, 120, 128] + [width for width in WIDTHS if width.values[0] <= 12288]
+)
 def test_bits_are_the_cpus_where_a_thread_holds_several_rows(hidden, dtype):
-    """With 132 multiprocessors that is from 67584 rows on."""
-    assert_bits_are_the_cpus(drawn((150_001, hidden), dtype, hidden))
+    assert_bits_are_the_cpus(drawn((rows_in_turn(hidden), hidden), dtype, hidden))
 
 
 @pytest.mark.cuda

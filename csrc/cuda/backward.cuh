@@ -8,6 +8,7 @@
 
 #include "cuda/backward_long.cuh"
 #include "cuda/backward_plan.h"
+#include "cuda/gains.cuh"
 #include "cuda/row_stages.cuh"
 #include "cuda/row_sum.cuh"
 #include "cuda/tree_stack.cuh"
@@ -38,33 +39,6 @@ struct BackwardTraits : Kind_ {
 };
 
 // --- Kernels ---
-
-// The gains of a thread's chunks.
-template <class A, class W, class Traits>
-struct Gains {
-  A gain[Traits::kChunks][kSlots];
-
-  __device__ __forceinline__ Gains(const BackwardParams& params,
-                                   const typename Traits::Part& part) {
-    const A offset = gain_offset<A>(params.zero_centered_gamma);
-#pragma unroll
-    for (int k = 0; k < Traits::kChunks; ++k) {
-      const Chunk<W> weight = part.template load_weight<W>(params.weight, k);
-#pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot) {
-        gain[k][slot] = numerics::add(numerics::to_accumulate<A>(weight.get(slot)), offset);
-      }
-    }
-  }
-  __device__ __forceinline__ A apply(A value, int k, int slot) const {
-    return numerics::mul(value, gain[k][slot]);
-  }
-};
-template <class A, class Traits>
-struct Gains<A, NoWeight, Traits> {
-  __device__ __forceinline__ Gains(const BackwardParams&, const typename Traits::Part&) {}
-  __device__ __forceinline__ A apply(A value, int, int) const { return value; }
-};
 
 // A block of (threads, slices), or a cluster that shares rows, takes a part of a unit: slice s its
 // s-th aligned subtree of leaves. The unit_blocks blocks of a unit are a cluster.
@@ -105,7 +79,8 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
 #pragma unroll
   for (int i = 0; i < kStages; ++i) start(i, i);
 
-  const Gains<A, W, Traits> gains(params, part);
+  const HeldGains<A, W, typename Traits::Part> gains(params.weight, params.zero_centered_gamma,
+                                                     part);
   TreeStack<A, Traits::kElements, Traits::kBlockThreads> stack(
       reinterpret_cast<A*>(memory + Traits::Stages::kBytes / sizeof(uint4)));
   A column[Traits::kElements] = {};
@@ -132,7 +107,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
       part.for_each_slot(k, [&](int slot) {
         const A g = numerics::to_accumulate<A>(grad_y[k].get(slot));
         const A xhat = numerics::mul(numerics::to_accumulate<A>(x[k].get(slot)), rstd);
-        body(slot, g, gains.apply(g, k, slot), xhat);
+        body(slot, g, gains.get(k).apply(g, slot), xhat);
       });
     };
 

@@ -6,6 +6,7 @@
 
 #include "cuda/alignment.h"
 #include "cuda/backward_plan.h"
+#include "cuda/gains.cuh"
 #include "cuda/launch_config.cuh"
 #include "cuda/row_sum.cuh"
 #include "cuda/tree_stack.cuh"
@@ -43,10 +44,10 @@ __device__ __forceinline__ void grad_x_long_row(const BackwardParams& params,
     const Chunk<X> x = load_chunk(x_row, chunk, hidden, aligned.x);
     const Chunk<X> grad_y = load_chunk(grad_y_row, chunk, hidden, aligned.grad_y);
     const Chunk<W> weight = load_weight<W>(params.weight, chunk, hidden, aligned.weight);
+    const ChunkGains<A, W> gains(weight, offset);
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      const A g = numerics::to_accumulate<A>(grad_y.get(slot));
-      const A t = apply_gain(g, weight, slot, offset);
+      const A t = gains.apply(numerics::to_accumulate<A>(grad_y.get(slot)), slot);
       body(slot, t, numerics::mul(numerics::to_accumulate<A>(x.get(slot)), rstd));
     }
   };

@@ -36,7 +36,8 @@ bool visit_backward_kind(const numerics::BackwardParams& params, const DeviceLim
   return params.grad_weight != nullptr ? visit(std::true_type{}) : visit(std::false_type{});
 }
 
-constexpr int64_t kUnitRows = 128;  // partial sums of 1.6% of a bfloat16 x, with enough units
+constexpr int64_t kUnitRows = 128;  // partial sums of 1.6% of a bfloat16 x
+constexpr int64_t kManyElements = int64_t{1} << 24;
 
 struct BackwardPlan {
   bool fused;
@@ -75,24 +76,31 @@ BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowS
     return leaves / (slice_leaves * shape.rows) * shape.blocks;
   };
   // The longer a slice, the fewer partial sums; but a multiprocessor is to hold kLargeBlock threads
-  // at least. Without sums a longer one is for clusters, which are slow to begin.
-  const size_t shared_limit = limits.shared_per_block / (kLargeBlock / Kind::kBlockThreads);
+  // at least.
+  const int multiprocessor_blocks = kLargeBlock / Kind::kBlockThreads;
+  const size_t shared_limit = limits.shared_per_block / multiprocessor_blocks;
   const bool want_weight = params.grad_weight != nullptr;
-  const int64_t enough = (want_weight ? 1 : 4) * int64_t{limits.multiprocessors};
   int64_t slice = 1;
-  while ((want_weight || shape.blocks > 1) && slice < kMaxSliceLeaves &&
-         blocks(2 * slice) >= enough && shared(2 * slice) <= shared_limit) {
+  while (want_weight && slice < kMaxSliceLeaves && blocks(2 * slice) >= limits.multiprocessors &&
+         shared(2 * slice) <= shared_limit) {
     slice *= 2;
   }
   const int64_t block_leaves = slice * shape.rows;
-  int unit_blocks = 1;
-  if (params.grad_weight != nullptr && limits.clusters && shape.blocks == 1 &&
-      blocks(slice) >= 2 * limits.multiprocessors) {
-    while (unit_blocks < kMaxCluster &&
-           unit_blocks * block_leaves * numerics::kLeafRows < kUnitRows) {
-      unit_blocks *= 2;
+  // More blocks of a unit are fewer partial sums too. But a cluster begins late, which shows in
+  // little work, and does not fit all multiprocessors, which can take another wave of blocks.
+  int doublings = 0;
+  if (want_weight && shape.blocks == 1 && params.rows * params.hidden >= kManyElements) {
+    const auto waves = [&](int i) {
+      const int64_t together = int64_t{limits.clustered[i]} * multiprocessor_blocks;
+      return (blocks(slice) + together - 1) / together;
+    };
+    while (1 << doublings < kMaxCluster && limits.clustered[doublings + 1] > 0 &&
+           (block_leaves << doublings) * numerics::kLeafRows < kUnitRows &&
+           8 * waves(doublings + 1) <= 9 * waves(0)) {
+      ++doublings;
     }
   }
+  const int unit_blocks = 1 << doublings;
   const size_t bytes = shared(slice);
   return {bytes <= limits.shared_per_block, unit_blocks * block_leaves, unit_blocks, bytes};
 }
@@ -128,7 +136,8 @@ inline BackwardPlan plan_long(const numerics::BackwardParams& params, const Devi
 // So few rows that the kernel for rows of any length is faster, whose blocks take one row, and not
 // a leaf of them in turn.
 inline bool few_rows(const numerics::BackwardParams& params) {
-  return params.rows <= 256 || (params.rows <= 1024 && params.hidden <= 1024);
+  constexpr int64_t kFewElements = 3 << 19;
+  return params.rows <= 256 || (params.rows <= 2048 && params.rows * params.hidden <= kFewElements);
 }
 
 inline BackwardPlan plan_backward(const numerics::BackwardParams& params,

@@ -198,20 +198,4 @@ __device__ __forceinline__ Chunk<W> load_weight(const void* weight, int64_t chun
   }
 }
 
-// What is added to a weight to make it a gain; -0 changes no value, and no sign of a zero.
-template <class A>
-__device__ __forceinline__ A gain_offset(bool zero_centered_gamma) {
-  return zero_centered_gamma ? A(1) : -A(0);
-}
-
-template <class A, class W>
-__device__ __forceinline__ A apply_gain(A value, const Chunk<W>& weight, int slot, A offset) {
-  if constexpr (std::is_same_v<W, NoWeight>) {
-    return value;
-  } else {
-    return numerics::mul(value,
-                         numerics::add(numerics::to_accumulate<A>(weight.get(slot)), offset));
-  }
-}
-
 }  // namespace automodel::cuda

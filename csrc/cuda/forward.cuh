@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/forward_long.cuh"
+#include "cuda/gains.cuh"
 #include "cuda/row_sum.cuh"
 #include "numerics/dispatch.h"
 
@@ -13,36 +14,55 @@ using numerics::ForwardParams;
 
 // --- Traits ---
 
-template <class X, class W, class Kind_, bool kAdd_, bool kFewRows>
+// Rows that a thread holds at once where there are many: 64 to 128 bytes in flight, as far as
+// registers go.
+template <class X, class Kind, bool kAdd>
+constexpr int most_rows() {
+  if (Kind::kSpread) return 1;
+  if (Kind::kChunks == 1) return 4;
+  return sizeof(X) == 2 && !kAdd && Kind::kChunks <= 3 ? 2 : 1;
+}
+
+template <class X, class W, class Kind_, bool kAdd_, int kRows_>
 struct ForwardTraits : Kind_ {
+  using A = numerics::Accumulate<X>;
   using Kind = Kind_;
   using Part = RowPart<X, Kind>;
   static constexpr bool kAdd = kAdd_;  // there is a residual
+  static constexpr int kRows = kRows_;
   using Kind::kBlockThreads;
   using Kind::kChunks;
-  static constexpr int kInputs = kAdd ? 2 : 1;
-  // Rows that a thread holds at once: 64 to 128 bytes in flight, as far as registers go; the
-  // shortest rows also share the cost of what is done once a row. A few rows are better spread.
-  static constexpr int kRows = Kind::kSpread || kFewRows ? 1
-                               : kChunks == 1           ? 16 / static_cast<int>(sizeof(X)) / kInputs
-                               : sizeof(X) == 4 || kAdd ? 1
-                               : kChunks <= 3           ? 2
-                                                        : 1;
-  // Threads that a multiprocessor is to hold, which limits the registers of each.
-  static constexpr int kHeldWords = kRows * kInputs * kChunks * Chunk<X>::kWords;
-  static constexpr int kThreads = kHeldWords > 32 ? 512 : kRows >= 4 ? 768 : 1024;
+  // Threads that a multiprocessor is to hold, which limits the registers of each; every row needs
+  // some beside what is held of it.
+  static constexpr int kHeldWords = kRows * (kAdd ? 2 : 1) * kChunks * Chunk<X>::kWords;
+  static constexpr int kThreads = kHeldWords > 32 ? 512 : kHeldWords * kRows > 64 ? 768 : 1024;
   static constexpr int kBlocks = kThreads / kBlockThreads;
-  static constexpr bool kEarlyWeight =
+  // The shortest rows are kMinVirtualThreads lanes, which take several at once.
+  static constexpr bool kLaneRows = kChunks == 1;
+  static constexpr bool kPacked =
       std::is_same_v<W, NoWeight> || kChunks * static_cast<int>(sizeof(W)) <= 8;
+  // A weight that registers do not hold is copied ahead of time where that is faster, and as far as
+  // half of a multiprocessor's shared memory goes.
+  static constexpr bool kStages =
+      !kPacked && kBlockThreads == kLargeBlock && (kAdd || sizeof(W) == 2);
+  static constexpr int kMostStaged =
+      128 * 1024 / (kBlocks * kSlots * int{sizeof(W)} * kBlockThreads);
+  static constexpr int kStaged = !kStages ? 0 : kChunks < kMostStaged ? kChunks : kMostStaged;
+  using LateGains = cuda::LateGains<A, W, Part, kStaged>;
+  using Gains = std::conditional_t<kLaneRows, HeldGains<A, W, Part>,
+                                   std::conditional_t<kPacked, PackedGains<A, W, Part>, LateGains>>;
+  static constexpr int kShared = LateGains::kBytes;
 };
 
 // Calls f(RowKind, RowShape) for the kernel that takes a row; false where none does. A thread holds
 // up to kMostChunks chunks of 16-bit elements, or as many bytes of others.
 template <class X, bool kAdd, class F>
-bool visit_forward_kind(int64_t hidden, const DeviceLimits& limits, F f) {
+bool visit_forward_kind(const ForwardParams& params, const DeviceLimits& limits, F f) {
   constexpr int kMostChunks = 16 / sizeof(X);
+  const int64_t hidden = params.hidden;
   if (visit_short_kind(hidden, f)) return true;
-  if (numerics::chunks_in_row(hidden) == 2 * kLargeBlock) {
+  const bool few_rows = params.rows <= limits.multiprocessors;
+  if (numerics::chunks_in_row(hidden) == 2 * kLargeBlock && !few_rows) {
     f(RowKind<4, 2, kSmallBlock, false>{}, RowShape{kSmallBlock, 1, 1});
     return true;
   }
@@ -70,51 +90,23 @@ __device__ __forceinline__ void sum_squares(A (&sum)[Kind::kVirtual],
   }
 }
 
-// The weights of a thread's chunks: in registers from the beginning, or read for each use.
-template <class W, class Traits>
-struct Weights {
-  using Part = typename Traits::Part;
-  const void* weight;
-  const Part& part;
-  Chunk<W> chunk[Traits::kEarlyWeight ? Traits::kChunks : 1];
-
-  __device__ __forceinline__ Weights(const void* weight, const Part& part)
-      : weight(weight), part(part) {
-    if constexpr (Traits::kEarlyWeight) {
-#pragma unroll
-      for (int k = 0; k < Traits::kChunks; ++k) chunk[k] = part.template load_weight<W>(weight, k);
-    }
-  }
-
-  __device__ __forceinline__ Chunk<W> get(int k) {
-    if constexpr (Traits::kEarlyWeight) {
-      chunk[k].stay_packed();
-      return chunk[k];
-    } else {
-      return part.template load_weight<W>(weight, k);
-    }
-  }
-};
-
-// y and rstd of this thread's part of a row, from the row's sum of squares.
-template <class A, class X, class W, class Traits>
+// y of this thread's part of a row.
+template <class A, class X, class Traits>
 __device__ __forceinline__ void store_row(const ForwardParams& params,
-                                          const typename Traits::Part& part, int64_t row, A sum,
+                                          const typename Traits::Part& part, int64_t row, A rstd,
                                           Chunk<X> (&x)[Traits::kChunks],
-                                          Weights<W, Traits>& weights, A offset) {
-  const A rstd = numerics::rstd_of(sum, params.hidden, static_cast<A>(params.eps));
-  if (params.rstd != nullptr && part.index == 0) static_cast<A*>(params.rstd)[row] = rstd;
+                                          typename Traits::Gains& gains) {
   X* const y_row = static_cast<X*>(params.y) + row * params.hidden;
 #pragma unroll
   for (int k = 0; k < Traits::kChunks; ++k) {
     if (!part.has(k)) break;
     x[k].stay_packed();
-    const Chunk<W> weight = weights.get(k);
+    const auto chunk_gains = gains.get(k);
     A y[kSlots];
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       const A xhat = numerics::mul(numerics::to_accumulate<A>(x[k].get(slot)), rstd);
-      y[slot] = apply_gain(xhat, weight, slot, offset);
+      y[slot] = chunk_gains.apply(xhat, slot);
     }
     part.store(y_row, k, round_chunk<X>(y));
   }
@@ -145,7 +137,6 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
   constexpr int kRows = Traits::kRows;
   __shared__ RowSums<A, kRows> sums[1];
   const typename Traits::Part part(params.hidden);
-  const A offset = gain_offset<A>(params.zero_centered_gamma);
   const auto row_number = [&](int r) {
     return (int64_t{blockIdx.x} / part.blocks * kRows + r) * blockDim.y + threadIdx.y;
   };
@@ -167,7 +158,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
     }
   }
   begin_sums<typename Traits::Kind>(sums);
-  Weights<W, Traits> weights(params.weight, part);
+  typename Traits::Gains gains(params.weight, params.zero_centered_gamma, part);
   if constexpr (Traits::kAdd) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -179,37 +170,68 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
   A sum[kRows][kVirtual];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) sum_squares(sum[r], x[r], part);
-  send_sums(sum, part, sums[0]);
-  receive_sums(sum, part, sums[0], 0);
+  const auto finish = [&](A row_sum, int64_t row, bool first) {
+    const A rstd = numerics::rstd_of(row_sum, params.hidden, static_cast<A>(params.eps));
+    if (params.rstd != nullptr && first && row < params.rows) {
+      static_cast<A*>(params.rstd)[row] = rstd;
+    }
+    return rstd;
+  };
+  A rstd[kRows];
+  if constexpr (Traits::kLaneRows) {
+    using Rows = LaneRows<Traits::Part::kPieces, kRows>;
+    const int own_row = Rows::row_of(part.index);
+    const A own =
+        finish(Rows::join(sum), row_number(own_row), part.index == Rows::lane_of(own_row));
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      rstd[r] = __shfl_sync(kAllLanes, own, Rows::lane_of(r), numerics::kMinVirtualThreads);
+    }
+  } else {
+    send_sums(sum, part, sums[0]);
+    receive_sums(sum, part, sums[0], 0);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      rstd[r] = finish(sum[r][0], row_number(r), part.index == 0);
+    }
+  }
 
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int64_t row = row_number(r);
     if (row >= params.rows) break;
-    store_row(params, part, row, sum[r][0], x[r], weights, offset);
+    store_row<A, X, Traits>(params, part, row, rstd[r], x[r], gains);
   }
 }
 
 // --- Launch ---
 
 template <class X, class W, class Kind, bool kAdd>
-cudaError_t launch_forward_rows(const ForwardParams& params, const RowShape& shape,
-                                cudaStream_t stream) {
-  const auto launch = [&](auto traits) {
-    using Traits = decltype(traits);
-    const int64_t rows = int64_t{Traits::kRows} * shape.rows;
-    return rows_config((params.rows + rows - 1) / rows, shape.blocks, shape, 0, stream)
+cudaError_t launch_forward_rows(const ForwardParams& params, RowShape shape, cudaStream_t stream) {
+  const auto blocks = [&](int thread_rows) {
+    const int64_t rows = thread_rows * shape.rows;
+    return (params.rows + rows - 1) / rows;
+  };
+  const auto launch = [&](auto rows) {
+    using Traits = ForwardTraits<X, W, Kind, kAdd, rows>;
+    if (Traits::kShared > static_cast<int>(device_limits().shared_per_block)) {
+      return launch_forward_long<X, W>(params, stream);
+    }
+    return rows_config(blocks(rows), shape.blocks, shape, Traits::kShared, stream)
         .launch(forward_kernel<X, W, Traits>, params);
   };
-  using Traits = ForwardTraits<X, W, Kind, kAdd, false>;
-  if constexpr (Traits::kRows >= 4) {
-    constexpr int64_t kEnoughBlocks = 4;  // for a multiprocessor
-    const int64_t blocks = params.rows / (int64_t{Traits::kRows} * shape.rows);
-    if (blocks < kEnoughBlocks * device_limits().multiprocessors) {
-      return launch(ForwardTraits<X, W, Kind, kAdd, true>{});
+  constexpr int kMost = most_rows<X, Kind, kAdd>();
+  const int64_t multiprocessors = device_limits().multiprocessors;
+  if constexpr (kMost > 1) {
+    constexpr int64_t kEnoughBlocks = 3;  // for a multiprocessor
+    if (blocks(kMost) >= kEnoughBlocks * multiprocessors) {
+      // Where rows need no barrier, blocks of a warp, which end and make room one by one.
+      if (Kind::kChunks == 1) shape.rows = kWarp / shape.threads;
+      return launch(std::integral_constant<int, kMost>{});
     }
   }
-  return launch(Traits{});
+  while (shape.rows / 2 * shape.threads >= kWarp && blocks(1) < multiprocessors) shape.rows /= 2;
+  return launch(std::integral_constant<int, 1>{});
 }
 
 template <class X>
@@ -222,7 +244,7 @@ cudaError_t launch_forward_as(const ForwardParams& params, cudaStream_t stream) 
         const auto visit = [&](auto add) {
           constexpr bool kAdd = add;
           return visit_forward_kind<X, kAdd>(
-              params.hidden, device_limits(), [&](auto kind, const RowShape& shape) {
+              params, device_limits(), [&](auto kind, const RowShape& shape) {
                 error = launch_forward_rows<X, W, decltype(kind), kAdd>(params, shape, stream);
               });
         };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/alignment.h"
+#include "cuda/gains.cuh"
 #include "cuda/launch_config.cuh"
 #include "cuda/row_sum.cuh"
 
@@ -50,11 +51,12 @@ __device__ __forceinline__ void forward_long_row(const ForwardParams& params,
     const Chunk<X> x = add ? load_chunk(sum_row, chunk, hidden, aligned.sum)
                            : load_chunk(x_row, chunk, hidden, aligned.x);
     const Chunk<W> weight = load_weight<W>(params.weight, chunk, hidden, aligned.weight);
+    const ChunkGains<A, W> gains(weight, offset);
     Chunk<X> y;
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       const A xhat = numerics::mul(numerics::to_accumulate<A>(x.get(slot)), rstd);
-      y.set(slot, numerics::round_to<X>(apply_gain(xhat, weight, slot, offset)));
+      y.set(slot, numerics::round_to<X>(gains.apply(xhat, slot)));
     }
     store_chunk(y_row, y, chunk, hidden, aligned.y);
   }

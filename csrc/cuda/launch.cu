@@ -23,6 +23,17 @@ DeviceLimits read_limits(int device) {
   const auto shared = static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
   limits.shared_per_block = shared > kStaticShared ? shared - kStaticShared : 0;
   limits.clusters = attribute(cudaDevAttrClusterLaunch) != 0 && code.ptxVersion >= 90;
+  limits.clustered[0] = limits.multiprocessors;
+  if (limits.clusters) {
+    // With this much shared memory a multiprocessor holds one block.
+    cudaFuncSetAttribute(probe_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         static_cast<int>(limits.shared_per_block));
+    for (int i = 1; 1 << i <= kMaxCluster; ++i) {
+      LaunchConfig config(dim3(1 << i), dim3(kWarp), limits.shared_per_block, nullptr);
+      config.set_cluster(1 << i);
+      limits.clustered[i] = config.active_clusters(probe_kernel) << i;
+    }
+  }
   return limits;
 }
 

@@ -24,6 +24,9 @@ struct DeviceLimits {
   int multiprocessors;
   size_t shared_per_block;
   bool clusters;  // the device has them and the code that it runs was compiled for them
+  // Multiprocessors that clusters of 2^i blocks can fill, to kMaxCluster: each stays in one part of
+  // the GPU.
+  int clustered[4];
 };
 const DeviceLimits& device_limits();
 

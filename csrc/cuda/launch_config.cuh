@@ -20,6 +20,10 @@ __device__ __forceinline__ T* dynamic_shared() {
   return reinterpret_cast<T*>(automodel_dynamic_shared);
 }
 
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
 // What the previous kernel wrote can be read after this.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if defined(AUTOMODEL_HAS_CLUSTERS)
@@ -60,6 +64,15 @@ class LaunchConfig {
     cudaLaunchAttribute& attribute = attributes_[config_.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+
+  // How many such clusters the device holds at once.
+  template <class Kernel>
+  int active_clusters(Kernel* kernel) {
+    config_.attrs = attributes_;
+    int clusters = 0;
+    return cudaOccupancyMaxActiveClusters(&clusters, kernel, &config_) == cudaSuccess ? clusters
+                                                                                      : 0;
   }
 
   // An error where the current device cannot grant the shared memory.

@@ -96,6 +96,8 @@ bool visit_long_kind(int64_t hidden, const DeviceLimits& limits, F f) {
 // apart on its way halves the rate. join_slots puts the halves' sums together.
 template <class X, class Kind>
 struct RowPart {
+  static constexpr int kChunks = Kind::kChunks;
+  static constexpr int kBlockThreads = Kind::kBlockThreads;
   static constexpr int kPieces = sizeof(X) * kSlots / sizeof(uint4);  // of a chunk
   static constexpr int kPieceSlots = kSlots / kPieces;
 

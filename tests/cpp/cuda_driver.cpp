@@ -5,6 +5,7 @@
 //   cuda_driver [largest number of elements of a case to run]
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
@@ -213,10 +214,14 @@ int run_kinds(int64_t max_elements) {
        threads *= 2) {
     for (int64_t chunks : {2 * threads, 3 * threads - 1, 3 * threads, 4 * threads - 1}) {
       const int64_t hidden = chunks * numerics::kSlots;
-      run_dtypes(hidden <= 1024 ? 1037 : 269, hidden);
+      run_dtypes(std::max<int64_t>(269, std::min<int64_t>(3 * (1 << 19) / hidden, 2048) + 13),
+                 hidden);
     }
   }
-  run_dtypes(2117, 8184);  // blocks of a cluster share a unit, with 132 multiprocessors
+  // With 132 multiprocessors: blocks of a cluster share a unit; a thread holds several rows.
+  run_dtypes(2117, 8184);
+  run_dtypes(25349, 128);
+  run_dtypes(1589, 2048);
   return runs;
 }
 
