@@ -17,8 +17,8 @@ constexpr int kMaxRowDims = 8;
 
 struct RowLayout {
   int32_t dims;
-  int64_t sizes[kMaxRowDims];
   int64_t strides[kMaxRowDims];
+  int64_t sizes[kMaxRowDims];
 };
 
 AUTOMODEL_NUMERICS int64_t row_offset(const RowLayout& layout, int64_t row) {
@@ -33,37 +33,36 @@ AUTOMODEL_NUMERICS int64_t row_offset(const RowLayout& layout, int64_t row) {
   return offset + static_cast<int64_t>(index) * layout.strides[0];
 }
 
+// In these the layouts come last: a GPU fetches arguments line by line, and of the layouts it mostly
+// needs the beginning.
 struct ForwardParams {
   const void* x;
-  RowLayout x_layout;
   const void* residual;  // null without residual
-  RowLayout residual_layout;
-  const void* weight;  // null without weight
-  void* y;             // contiguous
-  void* sum;           // contiguous; null without residual
-  void* rstd;          // contiguous; null when nobody asked for it
+  const void* weight;    // null without weight
+  void* y;               // contiguous
+  void* sum;             // contiguous; null without residual
+  void* rstd;            // contiguous; null when nobody asked for it
   int64_t rows;
   int64_t hidden;
   double eps;
   DType x_dtype;
   DType weight_dtype;  // kNone without weight
   bool zero_centered_gamma;
+  RowLayout x_layout;
+  RowLayout residual_layout;
 };
 
 // A unit is unit_leaves consecutive leaves (a power of two, so it is a subtree) whose part of
 // grad_weight one worker sums into row `unit` of partials. Join then sums the units.
 struct BackwardParams {
   const void* grad_y;
-  RowLayout grad_y_layout;
   const void* grad_sum;  // is added to grad_x; null without, and without grad_x
-  RowLayout grad_sum_layout;
-  const void* x;  // what was normalised: x, or the sum
-  RowLayout x_layout;
-  const void* weight;  // null without weight
-  const void* rstd;    // contiguous
-  void* grad_x;        // contiguous; null when nobody asked for it
-  void* grad_weight;   // null when nobody asked for it
-  void* partials;      // A, [units, hidden], 16-byte aligned; null without grad_weight
+  const void* x;         // what was normalised: x, or the sum
+  const void* weight;    // null without weight
+  const void* rstd;      // contiguous
+  void* grad_x;          // contiguous; null when nobody asked for it
+  void* grad_weight;     // null when nobody asked for it
+  void* partials;        // A, [units, hidden], 16-byte aligned; null without grad_weight
   int64_t rows;
   int64_t hidden;
   int64_t unit_leaves;
@@ -71,6 +70,9 @@ struct BackwardParams {
   DType x_dtype;
   DType weight_dtype;  // how weight is read; kNone without weight
   bool zero_centered_gamma;
+  RowLayout x_layout;
+  RowLayout grad_y_layout;
+  RowLayout grad_sum_layout;
 };
 
 }  // namespace automodel::numerics

@@ -18,13 +18,13 @@ namespace {
 using numerics::RowLayout;
 
 TEST(RowOffset, OfOneDimension) {
-  const RowLayout layout{1, {5}, {int64_t{1} << 33}};
+  const RowLayout layout{1, {int64_t{1} << 33}, {5}};
   EXPECT_EQ(row_offset(layout, 0), 0);
   EXPECT_EQ(row_offset(layout, 4), int64_t{1} << 35);
 }
 
 TEST(RowOffset, OfSeveralDimensions) {
-  const RowLayout layout{4, {3, 2, 4, 5}, {1000, 0, int64_t{1} << 32, 7}};
+  const RowLayout layout{4, {1000, 0, int64_t{1} << 32, 7}, {3, 2, 4, 5}};
   int64_t row = 0;
   for (int64_t i = 0; i < 3; ++i) {
     for (int64_t j = 0; j < 2; ++j) {
