@@ -5,6 +5,7 @@
 
 #include "cuda/forward_long.cuh"
 #include "cuda/gains.cuh"
+#include "cuda/lane_rows.cuh"
 #include "cuda/row_sum.cuh"
 #include "numerics/dispatch.h"
 
