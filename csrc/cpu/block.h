@@ -96,6 +96,15 @@ VEC_INLINE void store(T* to, Block<X> value) {
   }
 }
 
+// Asks for a block that will be loaded soon. Past the end of a row is no error.
+template <class X>
+VEC_INLINE void fetch(const X* from) {
+  constexpr uintptr_t kLine = 64, kBytes = Block<X>::kSize * sizeof(X);
+  for (uintptr_t byte = 0; byte < kBytes; byte += kLine) {
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + byte));
+  }
+}
+
 // How much of a block there is: all of it, or its first `count` elements at the ragged end of a
 // row, where +0 is loaded for the rest and nothing stored.
 struct Whole {};
@@ -139,7 +148,7 @@ VEC_INLINE void for_each_block(int64_t begin, int64_t end, const Body& body) {
   if (i < end) body(end - i, i);
 }
 
-// The same in tiles of kTile blocks, then in single blocks: body(Tile<number of blocks>{}, extent, i).
+// The same in tiles of kTile blocks, then in single blocks: body(Tile<blocks>{}, extent, i).
 constexpr int kTile = 4;
 template <int kBlocks>
 using Tile = std::integral_constant<int, kBlocks>;

@@ -91,6 +91,8 @@ struct Gain {
   }
 };
 
+VEC_INLINE int64_t earlier(int64_t row, int64_t other) { return row < other ? row : other; }
+
 template <class X>
 VEC_INLINE const X* row_of(const void* tensor, const numerics::RowLayout& layout, int64_t row) {
   return static_cast<const X*>(tensor) + numerics::row_offset(layout, row);
@@ -122,10 +124,12 @@ void forward_rows(const ForwardParams& params, int64_t begin, int64_t end) {
   const int64_t hidden = params.hidden;
   const int together = rows_together<X>(hidden);
   for (int64_t row = begin; row < end; row += together) {
-    const int count = row + together < end ? together : static_cast<int>(end - row);
+    const int count = static_cast<int>(earlier(row + together, end) - row);
     const X* x[kMaxTogether];
+    const X* next[kMaxTogether];  // is fetched while y is computed
     for (int r = 0; r < count; ++r) {
       x[r] = row_of<X>(params.x, params.x_layout, row + r);
+      next[r] = row_of<X>(params.x, params.x_layout, earlier(row + count + r, end - 1));
       if (params.residual == nullptr) continue;
       X* sum = static_cast<X*>(params.sum) + (row + r) * hidden;
       add_row(x[r], row_of<X>(params.residual, params.residual_layout, row + r), sum, hidden);
@@ -152,6 +156,7 @@ void forward_rows(const ForwardParams& params, int64_t begin, int64_t end) {
       for (int r = 0; r < count; ++r) {
         for (int j = 0; j < tile(); ++j) {
           const int64_t at = i + j * kSize;
+          fetch(next[r] + at);
           const Block<X> xhat = load<X>(x[r] + at, extent) * all<X>(rstd[r]);
           store(y + r * hidden + at, RowGain::apply(w[j], xhat), extent);
         }
@@ -250,11 +255,10 @@ void backward_units(const BackwardParams& params, int64_t begin, int64_t end, vo
   A* const levels = params.grad_weight == nullptr ? nullptr : static_cast<A*>(scratch);
   const int64_t unit_rows = params.unit_leaves * kLeafRows;
   for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t last =
-        (unit + 1) * unit_rows < params.rows ? (unit + 1) * unit_rows : params.rows;
+    const int64_t last = earlier((unit + 1) * unit_rows, params.rows);
     int64_t leaves = 0;
     for (int64_t row = unit * unit_rows; row < last; row += kLeafRows, ++leaves) {
-      const int count = row + kLeafRows < last ? kLeafRows : static_cast<int>(last - row);
+      const int count = static_cast<int>(earlier(row + kLeafRows, last) - row);
       backward_leaf<X, W>(params, row, count, levels, leaves);
     }
     if (levels == nullptr) continue;
