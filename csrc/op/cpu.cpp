@@ -18,8 +18,8 @@ namespace {
 int64_t grain_rows(int64_t hidden) { return std::max<int64_t>(1, 32768 / hidden); }
 
 // The first write of an output costs a page fault for each of its pages, which together take longer
-// than the kernel. Where the system leaves the choice to programs, and pages are not there yet, this
-// makes them pages of 2 MiB.
+// than the kernel. Where the system leaves the choice to programs, and pages are not there yet,
+// this makes them pages of 2 MiB.
 template <class Params>
 void advise_huge_pages([[maybe_unused]] void* output, [[maybe_unused]] const Params& params) {
 #if defined(MADV_HUGEPAGE)
