@@ -1,8 +1,9 @@
 """The CPU kernels, with one thread and with all, against Inductor's, torch's and a copy.
 
 The implementations take turns, so that a noisy machine is noisy for all. `clone` is x.clone(), a
-fresh output as every norm has one; `forward_backward` is a forward pass and autograd's backward
-pass, of which clone is no part. The op's geometric mean is over the faster of the two others.
+fresh output as every norm has one; `copy` is into memory that was written before.
+`forward_backward` is a forward pass and autograd's backward pass, of which copies are no part. The
+op's geometric mean is over the faster of the two others.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from timing import Absent, Call, build, time_calls
 SHAPES = ["4096x4096", "512x2688", "65536x128"]
 DTYPES = ["bfloat16", "float32"]
 IMPLS = ["op", "automodel_0_6", "torch"]
+COPIES = ["clone", "copy"]
 WHAT = ["forward", "forward_backward"]
 
 
@@ -75,12 +77,20 @@ def measure_one(what: str, case: Case, arguments: argparse.Namespace) -> Iterato
 
     calls, why = build({name: lambda name=name: make(name) for name in names}, cpu)
     if what == "forward":
-        calls["clone"] = [lambda p=p: p.x.detach().clone() for p in problems]
+        calls |= copies([p.x.detach() for p in problems])
     times = time_calls(calls, arguments.repeats, cpu)
-    for name in [*names, *(["clone"] if what == "forward" else [])]:
+    for name in [*names, *(COPIES if what == "forward" else [])]:
         fields = {"what": what, "impl": name, "threads": case.threads}
         fields |= {"rows": case.rows, "hidden": case.hidden, **case.variant.fields()}
         yield harness.measured(fields, times.get(name), why.get(name, ""))
+
+
+def copies(xs: list[torch.Tensor]) -> dict[str, list[Call]]:
+    there = torch.zeros_like(xs[0])
+    return {
+        "clone": [lambda x=x: x.clone() for x in xs],
+        "copy": [lambda x=x: there.copy_(x) for x in xs],
+    }
 
 
 def one_call(what: str, norm: Callable, p: Problem) -> Call:
@@ -113,7 +123,7 @@ def times_table(threads: int, most: int, records: list[Record]) -> Table:
     for case in distinct(records, *CASE):
         here = select(records, **dict(zip(CASE, case, strict=True)))
         times = {r["impl"]: r["us"] for r in here if r["us"] is not None}
-        others = [us for impl, us in times.items() if impl not in ("op", "clone")]
+        others = [us for impl, us in times.items() if impl not in ("op", *COPIES)]
         row = [label(case), *(cell(here, microseconds, impl=impl) for impl in impls), "–", "–"]
         if others and "op" in times:
             ratios.append(min(others) / times["op"])

@@ -20,9 +20,9 @@ struct Kernels {
   void (*join_partials)(const numerics::BackwardParams&, int64_t begin, int64_t end);
 };
 
-// A leaf's sums, and one more row for each level of the unit's tree.
+// A row for each level of the unit's tree.
 inline int64_t backward_scratch_elements(const numerics::BackwardParams& params) {
-  return (1 + numerics::tree_levels(params.unit_leaves)) * params.hidden;
+  return numerics::tree_levels(params.unit_leaves) * params.hidden;
 }
 
 extern const Kernels kScalarKernels;

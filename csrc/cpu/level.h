@@ -36,6 +36,7 @@ using numerics::NoWeight;
 // clang-format off
 #include "cpu/float_environment.h"
 #include "cpu/vec.h"
+#include "cpu/block.h"
 #include "cpu/rows.h"
 // clang-format on
 

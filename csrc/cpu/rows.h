@@ -1,111 +1,97 @@
 // The kernels over rows, written once. Included for each instruction set, inside an anonymous
 // namespace (level.h says why).
 
-// Walks elements [begin, end) in vectors: body(Whole{}, i) for whole ones, body(count, i) for the
-// ragged end, where count is how many elements are left.
-struct Whole {};
-
-template <class A, class X>
-VEC_INLINE Vec<A> load(const X* from, Whole) {
-  return load<A>(from);
-}
-template <class A, class X>
-VEC_INLINE Vec<A> load(const X* from, int64_t count) {
-  return load_first<A>(from, count);
-}
-template <class A, class X>
-VEC_INLINE void store(X* to, const Vec<A>& value, Whole) {
-  store<A>(to, value);
-}
-template <class A, class X>
-VEC_INLINE void store(X* to, const Vec<A>& value, int64_t count) {
-  store_first<A>(to, value, count);
-}
-template <class A>
-VEC_INLINE Vec<A> keep_first(const Vec<A>& value, Whole) {
-  return value;
-}
-
-template <class A, class Body>
-VEC_INLINE void for_each_vector(int64_t begin, int64_t end, const Body& body) {
-  int64_t i = begin;
-  for (; i + kLanes<A> <= end; i += kLanes<A>) body(Whole{}, i);
-  if (i < end) body(end - i, i);
-}
-
 template <class A>
 VEC_INLINE A join_by_halves(A* values, int count) {
-  int half = count / 2;
-  for (; half >= kLanes<A>; half /= 2) {
-    for (int i = 0; i < half; i += kLanes<A>) {
-      store<A>(values + i, load<A>(values + i) + load<A>(values + i + half));
-    }
-  }
-  for (; half > 0; half /= 2) {
+  for (int half = count / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) values[i] = values[i] + values[i + half];
   }
   return values[0];
 }
 
-// The contract's row_sum. accumulate(acc, extent, i) returns fma(a, b, acc) for the elements from i
-// on, with +0 for both factors past the end of the row; extent is Whole or the number of elements
-// left. kLanes virtual threads are summed together, in 8 vectors.
-template <class A, class Accumulate>
-VEC_INLINE A row_sum(int64_t hidden, const Accumulate& accumulate) {
-  constexpr int kVectors = 8;
-  constexpr int64_t kSpan = kVectors * kLanes<A>;
-  constexpr int kMaxParts = kGroup / kLanes<A>;
+// The sums of kLanes virtual threads whose first chunks begin at element i. accumulate(acc, extent,
+// i) returns fma(a, b, acc) for the block at i, with +0 for both factors past the end of the row.
+template <class X, class Accumulate>
+VEC_INLINE Vec<numerics::Accumulate<X>> thread_sums(int64_t i, int64_t stride, int64_t hidden,
+                                                    const Accumulate& accumulate) {
+  constexpr int64_t kSize = Block<X>::kSize;
+  Block<X> acc[kChunkBlocks] = {};
+  for (; i + kChunkBlocks * kSize <= hidden; i += stride) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kChunkBlocks; ++j) acc[j] = accumulate(acc[j], Whole{}, i + j * kSize);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < kChunkBlocks; ++j, i += kSize) {
+    if (i + kSize <= hidden) {
+      acc[j] = accumulate(acc[j], Whole{}, i);
+    } else if (i < hidden) {
+      acc[j] = accumulate(acc[j], hidden - i, i);
+    }
+  }
+  return join_slots<X>(acc);
+}
+
+// Rows that are done together, so that they share their gains and the last joins of their sums.
+constexpr int kMaxTogether = 16;
+
+// The contract's row_sum of `count` rows; accumulate(r) is what thread_sums asks for, of row r.
+template <class X, class Accumulate>
+VEC_INLINE void row_sums(int count, int64_t hidden, const Accumulate& accumulate,
+                         numerics::Accumulate<X>* totals) {
+  using A = numerics::Accumulate<X>;
   static_assert(numerics::kMinVirtualThreads % kLanes<A> == 0, "a part of a group is whole");
   const int threads = numerics::virtual_threads(hidden);
   const int parts = (threads < kGroup ? threads : kGroup) / kLanes<A>;
   const int groups = threads / (parts * kLanes<A>);
   const int64_t stride = int64_t{threads} * kSlots;
-  A group_sums[numerics::kMaxGroups];
-  for (int group = 0; group < groups; ++group) {
-    Vec<A> sums[kMaxParts];
-    for (int part = 0; part < parts; ++part) {
-      Vec<A> acc[kVectors] = {};
-      int64_t i = (int64_t{group} * parts + part) * kSpan;
-      for (; i + kSpan <= hidden; i += stride) {
-#pragma GCC unroll 8
-        for (int j = 0; j < kVectors; ++j) {
-          acc[j] = accumulate(acc[j], Whole{}, i + j * kLanes<A>);
-        }
+  Vec<A> waiting[kLanes<A>];  // groups whose lanes are still to be joined, of any row
+  A group_sums[kMaxTogether * numerics::kMaxGroups];
+  int joined = 0, waits = 0;
+  for (int r = 0; r < count; ++r) {
+    for (int group = 0; group < groups; ++group) {
+      Vec<A> sums[kGroup / kLanes<A>];
+      for (int part = 0; part < parts; ++part) {
+        const int64_t first = (int64_t{group} * parts + part) * kLanes<A> * kSlots;
+        sums[part] = thread_sums<X>(first, stride, hidden, accumulate(r));
       }
-      for (int j = 0; j < kVectors && i < hidden; ++j, i += kLanes<A>) {
-        if (i + kLanes<A> <= hidden) {
-          acc[j] = accumulate(acc[j], Whole{}, i);
-        } else {
-          acc[j] = accumulate(acc[j], hidden - i, i);
-        }
+      for (int half = parts / 2; half > 0; half /= 2) {
+        for (int part = 0; part < half; ++part) sums[part] = sums[part] + sums[part + half];
       }
-      sums[part] = join_slots<A>(acc);
+      waiting[waits++] = sums[0];
+      if (waits < kLanes<A> && (r + 1 < count || group + 1 < groups)) continue;
+      for (int i = waits; i < kLanes<A>; ++i) waiting[i] = sums[0];  // whatever it is
+      store_vector<A>(group_sums + joined, join_lanes<kLanes<A>, A>(waiting));
+      joined += waits;
+      waits = 0;
     }
-    for (int half = parts / 2; half > 0; half /= 2) {
-      for (int part = 0; part < half; ++part) sums[part] = sums[part] + sums[part + half];
-    }
-    group_sums[group] = join_lanes<A>(sums[0]);
   }
-  return numerics::finish_sum(join_by_halves(group_sums, groups));
+  for (int r = 0; r < count; ++r) {
+    totals[r] = numerics::finish_sum(join_by_halves(group_sums + r * groups, groups));
+  }
 }
 
-// The gain w of the formula: A(weight), or A(weight) + 1; `apply` leaves its argument alone without
-// weight.
-template <class A, class W>
+// The gain w of the formula: A(weight), or A(weight) + 1. There is no product without weight.
+template <class X, class W>
 struct Gain {
   const W* weight;
   bool zero_centered;
 
   template <class Extent>
-  VEC_INLINE Vec<A> apply(const Gain& gain, const Vec<A>& value, Extent extent, int64_t i) {
+  VEC_INLINE Block<X> at(const Gain& gain, Extent extent, int64_t i) {
     if constexpr (std::is_same_v<W, NoWeight>) {
-      return value;
+      return Block<X>{};
     } else {
-      const Vec<A> w = load<A>(gain.weight + i, extent);
-      return value * (gain.zero_centered ? w + A(1) : w);
+      const Block<X> w = load<X>(gain.weight + i, extent);
+      return gain.zero_centered ? w + all<X>(1) : w;
     }
   }
+  VEC_INLINE Block<X> apply(const Block<X>& w, const Block<X>& value) {
+    if constexpr (std::is_same_v<W, NoWeight>) return value;
+    return value * w;
+  }
 };
+
+VEC_INLINE int64_t earlier(int64_t row, int64_t other) { return row < other ? row : other; }
 
 template <class X>
 VEC_INLINE const X* row_of(const void* tensor, const numerics::RowLayout& layout, int64_t row) {
@@ -114,148 +100,171 @@ VEC_INLINE const X* row_of(const void* tensor, const numerics::RowLayout& layout
 
 template <class X>
 VEC_INLINE void add_row(const X* x, const X* residual, X* sum, int64_t hidden) {
-  using A = numerics::Accumulate<X>;
-  for_each_vector<A>(0, hidden, [&](auto extent, int64_t i) {
-    store<A>(sum + i, load<A>(x + i, extent) + load<A>(residual + i, extent), extent);
+  for_each_block<X>(0, hidden, [&](auto extent, int64_t i) {
+    store(sum + i, load<X>(x + i, extent) + load<X>(residual + i, extent), extent);
   });
 }
 
-template <class X, class W>
-void forward_rows_with(const ForwardParams& params, const Gain<numerics::Accumulate<X>, W>& gain,
-                       int64_t begin, int64_t end) {
-  using A = numerics::Accumulate<X>;
-  const A eps = static_cast<A>(params.eps);
-  const int64_t hidden = params.hidden;
-  for (int64_t row = begin; row < end; ++row) {
-    const X* x = row_of<X>(params.x, params.x_layout, row);
-    X* y = static_cast<X*>(params.y) + row * hidden;
-    if (params.residual != nullptr) {
-      X* sum = static_cast<X*>(params.sum) + row * hidden;
-      add_row(x, row_of<X>(params.residual, params.residual_layout, row), sum, hidden);
-      x = sum;
-    }
-    const A squares = row_sum<A>(hidden, [x](const Vec<A>& acc, auto extent, int64_t i) {
-      const Vec<A> value = load<A>(x + i, extent);
-      return fma<A>(value, value, acc);
-    });
-    const A rstd = numerics::rstd_of(squares, hidden, eps);
-    if (params.rstd != nullptr) static_cast<A*>(params.rstd)[row] = rstd;
-    for_each_vector<A>(0, hidden, [&](auto extent, int64_t i) {
-      const Vec<A> xhat = load<A>(x + i, extent) * rstd;
-      store<A>(y + i, Gain<A, W>::apply(gain, xhat, extent, i), extent);
-    });
-  }
+// So few that a load of the next rows is not taken for one of what was just stored in y, which is
+// what a processor does where addresses agree modulo 4096.
+template <class X>
+int rows_together(int64_t hidden) {
+  constexpr int64_t kBytes = 4096;
+  const int64_t rows = kBytes / (hidden * static_cast<int64_t>(sizeof(X)));
+  return rows < 1 ? 1 : rows > kMaxTogether ? kMaxTogether : static_cast<int>(rows);
 }
 
 template <class X, class W>
 void forward_rows(const ForwardParams& params, int64_t begin, int64_t end) {
   using A = numerics::Accumulate<X>;
-  const Gain<A, W> gain{static_cast<const W*>(params.weight), params.zero_centered_gamma};
-  if constexpr (!std::is_same_v<W, NoWeight>) {
-    // Short rows share the conversion of their gains.
-    constexpr int64_t kMaxConverted = 512;
-    if (params.hidden <= kMaxConverted && end - begin > 1) {
-      A gains[kMaxConverted];
-      for_each_vector<A>(0, params.hidden, [&](auto extent, int64_t i) {
-        store<A>(gains + i, Gain<A, W>::apply(gain, Vec<A>{} + A(1), extent, i), extent);
-      });
-      return forward_rows_with<X, A>(params, {gains, false}, begin, end);
-    }
-  }
-  forward_rows_with<X, W>(params, gain, begin, end);
-}
-
-// One row of grad_x, and of a leaf's sums where `leaf` is not null.
-template <class X, class W>
-VEC_INLINE void backward_row(const BackwardParams& params, int64_t row,
-                             numerics::Accumulate<X>* leaf) {
-  using A = numerics::Accumulate<X>;
-  using RowGain = Gain<A, W>;
+  using RowGain = Gain<X, W>;
+  constexpr int64_t kSize = Block<X>::kSize;
   const RowGain gain{static_cast<const W*>(params.weight), params.zero_centered_gamma};
+  const A eps = static_cast<A>(params.eps);
   const int64_t hidden = params.hidden;
-  const X* x = row_of<X>(params.x, params.x_layout, row);
-  const X* grad_y = row_of<X>(params.grad_y, params.grad_y_layout, row);
-  X* grad_x = params.grad_x == nullptr ? nullptr : static_cast<X*>(params.grad_x) + row * hidden;
-  const A rstd = static_cast<const A*>(params.rstd)[row];
-
-  A mean = 0;
-  if (grad_x != nullptr) {
-    const A sum = row_sum<A>(hidden, [&](const Vec<A>& acc, auto extent, int64_t i) {
-      const Vec<A> xhat = load<A>(x + i, extent) * rstd;
-      const Vec<A> t = RowGain::apply(gain, load<A>(grad_y + i, extent), extent, i);
-      // 0 * rstd is not 0 where rstd is infinite.
-      return fma<A>(t, keep_first<A>(xhat, extent), acc);
-    });
-    mean = numerics::mean_of(sum, hidden);
-  }
-  const Vec<A> means = Vec<A>{} + mean;  // never -0: a row sum is finished by adding +0
-  const auto write = [&](const auto& plus_grad_sum) {
-    for_each_vector<A>(0, hidden, [&](auto extent, int64_t i) {
-      const Vec<A> xhat = load<A>(x + i, extent) * rstd;
-      const Vec<A> g = load<A>(grad_y + i, extent);
-      if (grad_x != nullptr) {
-        const Vec<A> t = RowGain::apply(gain, g, extent, i);
-        store<A>(grad_x + i, plus_grad_sum(fma<A>(-xhat, means, t) * rstd, extent, i), extent);
+  const int together = rows_together<X>(hidden);
+  for (int64_t row = begin; row < end; row += together) {
+    const int count = static_cast<int>(earlier(row + together, end) - row);
+    const X* x[kMaxTogether];
+    const X* next[kMaxTogether];  // is fetched while y is computed
+    for (int r = 0; r < count; ++r) {
+      x[r] = row_of<X>(params.x, params.x_layout, row + r);
+      next[r] = row_of<X>(params.x, params.x_layout, earlier(row + count + r, end - 1));
+      if (params.residual == nullptr) continue;
+      X* sum = static_cast<X*>(params.sum) + (row + r) * hidden;
+      add_row(x[r], row_of<X>(params.residual, params.residual_layout, row + r), sum, hidden);
+      x[r] = sum;
+    }
+    A rstd[kMaxTogether];
+    row_sums<X>(
+        count, hidden,
+        [&](int r) {
+          return [row = x[r]](const Block<X>& acc, auto extent, int64_t i) {
+            const Block<X> value = load<X>(row + i, extent);
+            return fma(value, value, acc);
+          };
+        },
+        rstd);
+    for (int r = 0; r < count; ++r) rstd[r] = numerics::rstd_of(rstd[r], hidden, eps);
+    if (params.rstd != nullptr) {
+      memcpy(static_cast<A*>(params.rstd) + row, rstd, static_cast<size_t>(count) * sizeof(A));
+    }
+    X* const y = static_cast<X*>(params.y) + row * hidden;
+    for_each_tile<X>(hidden, [&](auto tile, auto extent, int64_t i) {
+      Block<X> w[tile()];
+      for (int j = 0; j < tile(); ++j) w[j] = RowGain::at(gain, extent, i + j * kSize);
+      for (int r = 0; r < count; ++r) {
+        for (int j = 0; j < tile(); ++j) {
+          const int64_t at = i + j * kSize;
+          fetch(next[r] + at);
+          const Block<X> xhat = load<X>(x[r] + at, extent) * all<X>(rstd[r]);
+          store(y + r * hidden + at, RowGain::apply(w[j], xhat), extent);
+        }
       }
-      if (leaf != nullptr) store<A>(leaf + i, fma<A>(g, xhat, load<A>(leaf + i, extent)), extent);
-    });
-  };
-  if (params.grad_sum == nullptr) {
-    write([](const Vec<A>& value, auto, int64_t) { return value; });
-  } else {
-    const X* grad_sum = row_of<X>(params.grad_sum, params.grad_sum_layout, row);
-    write([grad_sum](const Vec<A>& value, auto extent, int64_t i) {
-      return value + load<A>(grad_sum + i, extent);
     });
   }
 }
 
-// Level l of a unit's tree is row l of `levels`.
-template <class A>
-VEC_INLINE void push_leaf(const A* leaf, A* levels, int64_t index, int64_t hidden) {
+// Joins a leaf's block at i with the tree of the leaves before it. Level l is row l of `levels`.
+template <class X, class Extent>
+VEC_INLINE void push_leaf(Block<X> carry, numerics::Accumulate<X>* levels, int64_t index,
+                          int64_t hidden, Extent extent, int64_t i) {
   const int depth = numerics::tree_depth(index);
-  for_each_vector<A>(0, hidden, [&](auto extent, int64_t i) {
-    Vec<A> carry = load<A>(leaf + i, extent);
-    for (int level = 0; level < depth; ++level) {
-      carry = load<A>(levels + level * hidden + i, extent) + carry;
-    }
-    store<A>(levels + depth * hidden + i, carry, extent);
-  });
+  for (int level = 0; level < depth; ++level) {
+    carry = load<X>(levels + level * hidden + i, extent) + carry;
+  }
+  store(levels + depth * hidden + i, carry, extent);
 }
 
 // The sum over `count` leaves that were pushed.
-template <class A, class Extent>
-VEC_INLINE Vec<A> tree_total(const A* levels, int64_t count, int64_t hidden, Extent extent,
-                             int64_t i) {
-  Vec<A> total{};
+template <class X, class Extent>
+VEC_INLINE Block<X> tree_total(const numerics::Accumulate<X>* levels, int64_t count, int64_t hidden,
+                               Extent extent, int64_t i) {
+  Block<X> total{};
   for (int level = 0; count >> level != 0; ++level) {
-    if ((count >> level) & 1) total = load<A>(levels + level * hidden + i, extent) + total;
+    if ((count >> level) & 1) total = load<X>(levels + level * hidden + i, extent) + total;
   }
   return total;
+}
+
+// The rows [row, row + count) of leaf number `index` of a unit: their grad_x, and their part of
+// grad_weight where `levels` is not null.
+template <class X, class W>
+void backward_leaf(const BackwardParams& params, int64_t row, int count,
+                   numerics::Accumulate<X>* levels, int64_t index) {
+  using A = numerics::Accumulate<X>;
+  using RowGain = Gain<X, W>;
+  constexpr int64_t kSize = Block<X>::kSize;
+  const RowGain gain{static_cast<const W*>(params.weight), params.zero_centered_gamma};
+  const int64_t hidden = params.hidden;
+  const A* const rstd = static_cast<const A*>(params.rstd) + row;
+  X* const grad_x =
+      params.grad_x == nullptr ? nullptr : static_cast<X*>(params.grad_x) + row * hidden;
+  const X* x[kLeafRows];
+  const X* grad_y[kLeafRows];
+  const X* grad_sum[kLeafRows];
+  for (int r = 0; r < count; ++r) {
+    x[r] = row_of<X>(params.x, params.x_layout, row + r);
+    grad_y[r] = row_of<X>(params.grad_y, params.grad_y_layout, row + r);
+    if (params.grad_sum != nullptr) {
+      grad_sum[r] = row_of<X>(params.grad_sum, params.grad_sum_layout, row + r);
+    }
+  }
+  A mean[kLeafRows];
+  if (grad_x != nullptr) {
+    row_sums<X>(
+        count, hidden,
+        [&](int r) {
+          return [&, r](const Block<X>& acc, auto extent, int64_t i) {
+            const Block<X> xhat = load<X>(x[r] + i, extent) * all<X>(rstd[r]);
+            const Block<X> w = RowGain::at(gain, extent, i);
+            const Block<X> t = RowGain::apply(w, load<X>(grad_y[r] + i, extent));
+            // 0 * rstd is not 0 where rstd is infinite.
+            return fma(t, keep(xhat, extent), acc);
+          };
+        },
+        mean);
+    for (int r = 0; r < count; ++r) mean[r] = numerics::mean_of(mean[r], hidden);
+  }
+  for_each_tile<X>(hidden, [&](auto tile, auto extent, int64_t i) {
+    Block<X> w[tile()], leaf[tile()] = {};
+    for (int j = 0; j < tile(); ++j) w[j] = RowGain::at(gain, extent, i + j * kSize);
+    for (int r = 0; r < count; ++r) {
+      for (int j = 0; j < tile(); ++j) {
+        const int64_t at = i + j * kSize;
+        const Block<X> xhat = load<X>(x[r] + at, extent) * all<X>(rstd[r]);
+        const Block<X> g = load<X>(grad_y[r] + at, extent);
+        leaf[j] = fma(g, xhat, leaf[j]);
+        if (grad_x == nullptr) continue;
+        Block<X> value = fma(-xhat, all<X>(mean[r]), RowGain::apply(w[j], g)) * all<X>(rstd[r]);
+        if (params.grad_sum != nullptr) value = value + load<X>(grad_sum[r] + at, extent);
+        store(grad_x + r * hidden + at, value, extent);
+      }
+    }
+    if (levels == nullptr) return;
+    for (int j = 0; j < tile(); ++j) {
+      push_leaf(leaf[j], levels, index, hidden, extent, i + j * kSize);
+    }
+  });
 }
 
 template <class X, class W>
 void backward_units(const BackwardParams& params, int64_t begin, int64_t end, void* scratch) {
   using A = numerics::Accumulate<X>;
   const int64_t hidden = params.hidden;
-  const bool want_weight = params.grad_weight != nullptr;
-  A* const leaf = want_weight ? static_cast<A*>(scratch) : nullptr;
-  A* const levels = want_weight ? leaf + hidden : nullptr;
+  A* const levels = params.grad_weight == nullptr ? nullptr : static_cast<A*>(scratch);
   const int64_t unit_rows = params.unit_leaves * kLeafRows;
   for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t last =
-        (unit + 1) * unit_rows < params.rows ? (unit + 1) * unit_rows : params.rows;
+    const int64_t last = earlier((unit + 1) * unit_rows, params.rows);
     int64_t leaves = 0;
     for (int64_t row = unit * unit_rows; row < last; row += kLeafRows, ++leaves) {
-      const int64_t leaf_end = row + kLeafRows < last ? row + kLeafRows : last;
-      if (want_weight) memset(leaf, 0, static_cast<size_t>(hidden) * sizeof(A));
-      for (int64_t r = row; r < leaf_end; ++r) backward_row<X, W>(params, r, leaf);
-      if (want_weight) push_leaf(leaf, levels, leaves, hidden);
+      const int count = static_cast<int>(earlier(row + kLeafRows, last) - row);
+      backward_leaf<X, W>(params, row, count, levels, leaves);
     }
-    if (!want_weight) continue;
+    if (levels == nullptr) continue;
     A* const partial = static_cast<A*>(params.partials) + unit * hidden;
-    for_each_vector<A>(0, hidden, [&](auto extent, int64_t i) {
-      store<A>(partial + i, tree_total<A>(levels, leaves, hidden, extent, i), extent);
+    for_each_block<A>(0, hidden, [&](auto extent, int64_t i) {
+      store(partial + i, tree_total<A>(levels, leaves, hidden, extent, i), extent);
     });
   }
 }
@@ -265,18 +274,18 @@ void join_columns(const BackwardParams& params, int64_t begin, int64_t end) {
   const int64_t hidden = params.hidden;
   const A* const partials = static_cast<const A*>(params.partials);
   W* const grad_weight = static_cast<W*>(params.grad_weight);
-  for_each_vector<A>(begin, end, [&](auto extent, int64_t i) {
-    Vec<A> levels[64];
+  for_each_block<A>(begin, end, [&](auto extent, int64_t i) {
+    Block<A> levels[64];
     for (int64_t unit = 0; unit < params.units; ++unit) {
       const int depth = numerics::tree_depth(unit);
-      Vec<A> carry = load<A>(partials + unit * hidden + i, extent);
+      Block<A> carry = load<A>(partials + unit * hidden + i, extent);
       for (int level = 0; level < depth; ++level) carry = levels[level] + carry;
       levels[depth] = carry;
     }
-    Vec<A> total{};
+    Block<A> total{};
     for (int level = 0; params.units >> level != 0; ++level) {
       if ((params.units >> level) & 1) total = levels[level] + total;
     }
-    store<A>(grad_weight + i, total + A(0), extent);
+    store(grad_weight + i, total + all<A>(0), extent);
   });
 }

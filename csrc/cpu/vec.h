@@ -12,7 +12,7 @@ struct VectorOf {
   typedef T type __attribute__((vector_size(kCount * sizeof(T))));
 };
 
-// A float vector of AVX-512 holds the chunks of two neighbouring virtual threads.
+// One register of AVX-512, up to four of the other sets.
 template <class A>
 constexpr int kLanes = 8;
 #if defined(__AVX512F__)
@@ -69,16 +69,6 @@ VEC_INLINE Vec<A> fma(const Vec<A>& a, const Vec<A>& b, const Vec<A>& c) {
   return result;
 }
 
-// The first `count` elements, +0 after them.
-template <class A>
-VEC_INLINE Vec<A> keep_first(const Vec<A>& value, int64_t count) {
-  Vec<A> result{};
-  for (int i = 0; i < kLanes<A>; ++i) {
-    if (i < count) result[i] = value[i];
-  }
-  return result;
-}
-
 // Elements of `a` followed by those of `b`, by index.
 template <class V, int... kIndex>
 VEC_INLINE V shuffle(const V& a, const V& b, std::integer_sequence<int, kIndex...>) {
@@ -101,66 +91,30 @@ VEC_INLINE V join_halves(const V& a, const V& b, std::integer_sequence<int, kLan
 template <class A>
 using Lanes = std::make_integer_sequence<int, kLanes<A>>;
 
-// The slots of kLanes chunks, 8 vectors, joined in the contract's order; one sum each, in order.
+// The chunks' sums, in order, of four vectors that hold four elements of each.
 template <class A>
-VEC_INLINE Vec<A> join_slots(Vec<A> (&v)[8]) {
+VEC_INLINE Vec<A> join_fours(const Vec<A>& a, const Vec<A>& b, const Vec<A>& c, const Vec<A>& d) {
   const Lanes<A> lanes{};
-#pragma GCC unroll 8
-  for (int i = 0; i < 4; ++i) v[i] = join_halves<4>(v[2 * i], v[2 * i + 1], lanes);
-#pragma GCC unroll 8
-  for (int i = 0; i < 2; ++i) v[i] = join_halves<2>(v[2 * i], v[2 * i + 1], lanes);
-  return join_halves<1>(v[0], v[1], lanes);
+  return join_halves<1>(join_halves<2>(a, b, lanes), join_halves<2>(c, d, lanes), lanes);
 }
 
-// The sum of all elements by halves.
-template <class A>
-VEC_INLINE A join_lanes(Vec<A> v) {
-  const Lanes<A> lanes{};
-  if constexpr (kLanes<A> == 16) v = join_halves<8>(v, v, lanes);
-  v = join_halves<4>(v, v, lanes);
-  v = join_halves<2>(v, v, lanes);
-  return join_halves<1>(v, v, lanes)[0];
+// kCount vectors, each joined by halves until kLanes<A> / kCount elements are left of it; in order.
+template <int kCount, class A>
+VEC_INLINE Vec<A> join_lanes(const Vec<A>* v) {
+  if constexpr (kCount == 1) {
+    return *v;
+  } else {
+    return join_halves<kLanes<A> / kCount>(join_lanes<kCount / 2, A>(v),
+                                           join_lanes<kCount / 2, A>(v + kCount / 2), Lanes<A>{});
+  }
 }
 
-// The low halves of 32-bit elements, and 16-bit elements widened with zeros.
-using Bits = VectorOf<uint16_t, kLanes<float>>::type;
-using Wide = VectorOf<uint32_t, kLanes<float>>::type;
-
-VEC_INLINE Wide widen(const uint16_t* from) {
-#if defined(__AVX512F__)
-  return (Wide)_mm512_maskz_cvtepu16_epi32(
-      0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(__AVX2__)
-  return (Wide)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-#else
-  Bits bits;
-  memcpy(&bits, from, sizeof(bits));
-  return __builtin_convertvector(bits, Wide);
-#endif
-}
-
-VEC_INLINE void narrow(uint16_t* to, const Wide& wide) {
-#if defined(__AVX512F__)
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
-                      _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)wide));
-#elif defined(__AVX2__)
-  const __m256i packed = _mm256_packus_epi32((__m256i)wide, (__m256i)wide);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
-                   _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
-#else
-  const Bits bits = __builtin_convertvector(wide, Bits);
-  memcpy(to, &bits, sizeof(bits));
-#endif
-}
-
-// Memory to A and back. `load` and `store` touch kLanes<A> elements.
+// Memory to A and back, kLanes<A> elements.
 template <class A, class X>
-VEC_INLINE Vec<A> load(const X* from) {
+VEC_INLINE Vec<A> load_vector(const X* from) {
   Vec<A> result;
   if constexpr (sizeof(X) == sizeof(A)) {
     memcpy(&result, from, sizeof(result));
-  } else if constexpr (std::is_same_v<X, BFloat16> && sizeof(A) == sizeof(float)) {
-    result = (Vec<A>)(widen(&from->bits) << 16);
 #if defined(__AVX512F__)
   } else if constexpr (std::is_same_v<X, Float16> && sizeof(A) == sizeof(float)) {
     result = (Vec<A>)_mm512_maskz_cvtph_ps(
@@ -176,14 +130,9 @@ VEC_INLINE Vec<A> load(const X* from) {
 }
 
 template <class A, class X>
-VEC_INLINE void store(X* to, const Vec<A>& value) {
+VEC_INLINE void store_vector(X* to, const Vec<A>& value) {
   if constexpr (sizeof(X) == sizeof(A)) {
     memcpy(to, &value, sizeof(value));
-  } else if constexpr (std::is_same_v<X, BFloat16> && sizeof(A) == sizeof(float)) {
-    const Wide wide = (Wide)value;
-    const Wide rounded = (wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16;
-    const Wide quiet_nan = Wide{} + 0x7fc0u;
-    narrow(&to->bits, value == value ? rounded : quiet_nan);
 #if defined(__AVX512F__)
   } else if constexpr (std::is_same_v<X, Float16> && sizeof(A) == sizeof(float)) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
@@ -196,19 +145,4 @@ VEC_INLINE void store(X* to, const Vec<A>& value) {
   } else {
     for (int i = 0; i < kLanes<A>; ++i) to[i] = numerics::round_to<X>(value[i]);
   }
-}
-
-// The same for the ragged end of a row: `count` < kLanes<A> elements, +0 after them.
-template <class A, class X>
-VEC_INLINE Vec<A> load_first(const X* from, int64_t count) {
-  X padded[kLanes<A>] = {};
-  memcpy(padded, from, static_cast<size_t>(count) * sizeof(X));
-  return load<A>(padded);
-}
-
-template <class A, class X>
-VEC_INLINE void store_first(X* to, const Vec<A>& value, int64_t count) {
-  X padded[kLanes<A>];
-  store<A>(padded, value);
-  memcpy(to, padded, static_cast<size_t>(count) * sizeof(X));
 }

@@ -8,21 +8,6 @@
 
 namespace automodel::cuda {
 
-inline int64_t element_size(numerics::DType dtype) {
-  switch (dtype) {
-    case numerics::DType::kBFloat16:
-    case numerics::DType::kFloat16:
-      return 2;
-    case numerics::DType::kFloat32:
-      return 4;
-    case numerics::DType::kFloat64:
-      return 8;
-    case numerics::DType::kNone:
-      break;
-  }
-  return 0;
-}
-
 inline bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
 // Of every row; of a null pointer with an empty layout too. A contiguous tensor has the layout

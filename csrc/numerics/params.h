@@ -10,6 +10,22 @@ namespace automodel::numerics {
 
 enum class DType : int32_t { kBFloat16, kFloat16, kFloat32, kFloat64, kNone };
 
+// In bytes; 0 for kNone.
+AUTOMODEL_NUMERICS int64_t element_size(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+    case DType::kFloat16:
+      return 2;
+    case DType::kFloat32:
+      return 4;
+    case DType::kFloat64:
+      return 8;
+    case DType::kNone:
+      break;
+  }
+  return 0;
+}
+
 // Where the rows of a strided tensor begin: outer dimensions after joining those that are adjacent
 // in memory, outermost first. Strides are in elements. Within a row the stride is 1. With more than
 // one dimension there are fewer than 2^32 rows.

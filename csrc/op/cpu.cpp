@@ -1,8 +1,12 @@
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <vector>
+#include <memory>
 
 #include "cpu/isa.h"
 #include "op/launch.h"
@@ -13,10 +17,28 @@ namespace {
 // Rows that are worth another thread: about 32 Ki elements.
 int64_t grain_rows(int64_t hidden) { return std::max<int64_t>(1, 32768 / hidden); }
 
+// The first write of an output costs a page fault for each of its pages, which together take longer
+// than the kernel. Where the system leaves the choice to programs, and pages are not there yet,
+// this makes them pages of 2 MiB.
+template <class Params>
+void advise_huge_pages([[maybe_unused]] void* output, [[maybe_unused]] const Params& params) {
+#if defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kPage = uintptr_t{2} << 20;
+  const auto address = reinterpret_cast<uintptr_t>(output);
+  const auto bytes = params.rows * params.hidden * numerics::element_size(params.x_dtype);
+  const uintptr_t begin = (address + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (address + static_cast<uintptr_t>(bytes)) / kPage * kPage;
+  // A kernel without huge pages refuses, and nothing is lost.
+  if (output != nullptr && begin < end)
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 struct CpuDevice {
   explicit CpuDevice(const at::Tensor& /*x*/) {}
 
   void forward(const numerics::ForwardParams& params) {
+    for (void* output : {params.y, params.sum}) advise_huge_pages(output, params);
     at::parallel_for(0, params.rows, grain_rows(params.hidden),
                      [&](int64_t begin, int64_t end) { kernels_.forward(params, begin, end); });
   }
@@ -30,13 +52,15 @@ struct CpuDevice {
   }
 
   void backward(const numerics::BackwardParams& params) {
+    advise_huge_pages(params.grad_x, params);
     const bool want_weight = params.grad_weight != nullptr;
     const int64_t unit_rows = params.unit_leaves * numerics::kLeafRows;
     const int64_t grain = std::max<int64_t>(1, grain_rows(params.hidden) / unit_rows);
     at::parallel_for(0, params.units, grain, [&](int64_t begin, int64_t end) {
       // Room for doubles serves both accumulate types.
-      std::vector<double> scratch(want_weight ? cpu::backward_scratch_elements(params) : 0);
-      kernels_.backward(params, begin, end, scratch.data());
+      const std::unique_ptr<double[]> scratch(
+          want_weight ? new double[cpu::backward_scratch_elements(params)] : nullptr);
+      kernels_.backward(params, begin, end, scratch.get());
     });
     if (!want_weight) return;
     at::parallel_for(0, params.hidden, 1024, [&](int64_t begin, int64_t end) {
