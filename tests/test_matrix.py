@@ -83,6 +83,15 @@ def test_a_row_a_version(source: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert not (source.parent / "folder" / "2.9.1" / "venv").exists()
 
 
+def test_each_install_is_a_step(source: Path) -> None:
+    more = ("--install", "rich", "--install", "--no-deps nemo-automodel==0.6.0")
+    assert matrix(source, "2.8.0", *more) == 0
+    installed = [step for step in rows(source)["2.8.0"]["done"] if step.startswith("install")]
+    assert installed == ["install torch", "install rich", "install --no-deps nemo-automodel==0.6.0"]
+    log = (source.parent / "folder" / "2.8.0" / "log").read_text()
+    assert "/constraint.txt --no-deps nemo-automodel==0.6.0\n" in log
+
+
 @pytest.mark.parametrize(
     ("version", "failed", "reason"),
     [

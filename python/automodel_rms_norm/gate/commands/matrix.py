@@ -46,9 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--install",
         type=shlex.split,
+        action="append",
         default=[],
         metavar="REQUIREMENTS",
-        help="what the targets need, as pip install takes it, options as well",
+        help="what the targets need, as pip install takes it, options as well; may be repeated, "
+        "each in a pip install of its own",
     )
     parser.add_argument("--full", action="store_true", help="check and golden without --quick")
     parser.add_argument(

@@ -34,7 +34,7 @@ class Plan:
         folder: gets a folder for each version: its row, its log, its digests, its environment.
         python: the interpreter.
         targets: as `numerics-gate check` takes them; "op" first.
-        install: more requirements, and options of pip install.
+        install: more requirements with options of pip install, for one pip install each.
         extent: `--quick` or nothing, of `numerics-gate check` and `golden`.
         limit: `--timeout` and its seconds, of both.
         reference: the version whose digests the others are compared with.
@@ -45,7 +45,7 @@ class Plan:
     folder: Path
     python: str
     targets: Sequence[str]
-    install: Sequence[str]
+    install: Sequence[Sequence[str]]
     extent: Sequence[str]
     limit: Sequence[str]
     reference: str
@@ -110,8 +110,8 @@ class _Version:
     def setup(self) -> Iterator[Step]:
         yield "environment", self.make_environment
         yield "install torch", self.install_torch
-        if self.plan.install:
-            yield f"install {shlex.join(self.plan.install)}", self.install_more
+        for words in self.plan.install:
+            yield f"install {shlex.join(words)}", partial(self.install_more, words)
         yield (
             "build",
             lambda: self.pip_install("--no-deps", "--no-build-isolation", str(self.plan.source)),
@@ -125,10 +125,10 @@ class _Version:
         _, requirements = self.run(*listing, cwd=self.plan.source)
         self.pip_install(f"torch=={self.row.torch}", *requirements.split("\n")[:-1])
 
-    def install_more(self) -> None:
+    def install_more(self, words: Sequence[str]) -> None:
         constraint = self.folder / "constraint.txt"
         constraint.write_text(f"torch=={self.row.torch}\n", encoding="utf-8")
-        self.pip_install("--constraint", str(constraint), *self.plan.install)
+        self.pip_install("--constraint", str(constraint), *words)
 
     def build(self) -> None:
         """Again with an environment that is there, for the sources may have changed."""
