@@ -111,6 +111,7 @@ def _outcomes(
                 left_out = frozenset(key for key, count in strikes.items() if count >= STRIKES)
                 process = _Process(target, request, number, left_out)
                 _opening(process, seconds)
+        process.process.join(10)  # so that it takes back what multiprocessing counts for it
     finally:
         process.end()
 
