@@ -226,7 +226,9 @@ def test_exit_0_where_all_hold(capsys, monkeypatch, tmp_path):
 
     report = json.loads(path.read_text())
     assert report["holds"] is True
-    assert list(report) == ["target", "holds", "seconds", "environment", "properties", "outcomes"]
+    assert not report["interrupted"]
+    parts = ["seconds", "environment", "properties", "outcomes"]
+    assert list(report) == ["target", "holds", "interrupted", *parts]
     rows_ = [row for row in report["properties"] if row["property"] != "P2-choices"]
     assert [row["property"] for row in rows_] == KEYS
     for row in rows_:

@@ -117,9 +117,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(matrix.as_json(), indent=1) + "\n", encoding="utf-8")
     if options.markdown:
-        before = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(into_document(before, matrix.as_markdown()), encoding="utf-8")
+        document = options.markdown
+        before = document.read_text(encoding="utf-8") if document.exists() else ""
+        document.write_text(into_document(before, matrix.as_markdown()), encoding="utf-8")
     if interrupted:
-        progress.print(f"interrupted; the same command goes on from what is in {plan.folder}")
-        return 130
+        progress.print(f"the same command goes on from what is in {plan.folder}")
+        raise KeyboardInterrupt
     return 0 if matrix.holds else 1
