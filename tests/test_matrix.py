@@ -35,7 +35,8 @@ case "$*" in
   *torch==8.8*) echo "ERROR: Could not find torch==8.8 (from versions: none)"; exit 1;;
   *torch==7.7*) touch {bin}/broken;;
   *--no-build-isolation*)
-    [ -e {bin}/broken ] && {{ echo "error: spec.h: no such file"; exit 1; }}
+    [ -e {bin}/broken ] && {{
+      echo "error: subprocess-exited-with-error"; echo "  a.cpp:1:2: error: no spec.h"; exit 1; }}
     cp {bin}/gate {bin}/numerics-gate;;
 esac
 '''
@@ -97,7 +98,7 @@ def test_each_install_is_a_step(source: Path) -> None:
     [
         ("9.9", "install torch", "No matching distribution found for torch==9.9"),
         ("8.8", "install torch", "(from versions: none); is the package index reachable?"),
-        ("7.7", "build", "error: spec.h: no such file"),
+        ("7.7", "build", "a.cpp:1:2: error: no spec.h"),
     ],
 )
 def test_a_version_that_fails_is_a_row(
@@ -109,6 +110,7 @@ def test_a_version_that_fails_is_a_row(
     assert found[version]["reason"].endswith(reason)
     assert found["2.9.1"]["holds"]
     assert found["2.9.1"]["digests"]["op"] == f"recorded; {version} has none"
+    assert not (source.parent / "folder" / version / "venv").exists()
     assert f"torch {version}: {failed} failed: " in capsys.readouterr().err
 
 

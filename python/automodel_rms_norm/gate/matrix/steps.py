@@ -120,6 +120,10 @@ class _Version:
     def make_environment(self) -> None:
         self.run(self.plan.python, self.plan.source / ".ci" / "make_venv.py", self.folder / "venv")
 
+    def discard(self) -> None:
+        if not self.plan.keep:
+            shutil.rmtree(self.folder / "venv", ignore_errors=True)
+
     def install_torch(self) -> None:
         listing = (self.bin / "python", ".ci/requirements.py", "build", "run")
         _, requirements = self.run(*listing, cwd=self.plan.source)
@@ -170,8 +174,9 @@ class _Version:
 def _reason(output: str) -> str:
     """The line of a failed command's output that says why."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    said = re.compile(r"(ERROR|error|numerics-gate|[\w.]+Error): ")
-    # pip's first complaint is the cause; its later ones are about itself.
+    # pip's first complaint is the cause, but that of a process which it started; later ones are
+    # about itself.
+    said = re.compile(r"(ERROR|(\S+ )?error(?!: subprocess-exited)|numerics-gate|[\w.]+Error): ")
     reason = next(filter(said.match, lines), [*lines, "it printed nothing"][-1])
     if "from versions: none" in reason:
         reason += "; is the package index reachable?"
@@ -204,10 +209,11 @@ def measure(plan: Plan, version: str, tell: Callable[[str], None]) -> Row:
         except (_StepError, OSError, ValueError, subprocess.SubprocessError) as error:
             row.failed, row.reason = name, " ".join(str(error).split())
             row.save(path)
+            if not (here.bin / "numerics-gate").exists():  # of no use to the next try
+                here.discard()
             tell(f"torch {version}: {name} failed: {row.reason}; see {here.log}")
             return row
         row.done[name] = round(time.monotonic() - start, 1)
         row.save(path)
-    if not plan.keep:
-        shutil.rmtree(here.folder / "venv", ignore_errors=True)
+    here.discard()
     return row
