@@ -84,3 +84,17 @@ def test_a_wrong_option_of_inductor_is_said(
     with pytest.raises(SystemExit, match="2"):
         reproducer.main(["--inductor", option])
     assert message in capsys.readouterr().err
+
+
+def test_an_option_is_in_force_where_the_first_call_is() -> None:
+    in_force = []
+
+    def backend(graph, inputs):
+        in_force.append(torch._inductor.config.deterministic)
+        return graph.forward
+
+    with torch._inductor.config.patch(deterministic=True):
+        early = torch.compile(lambda x: x * 2, backend=backend)
+        torch.compile(lambda x: x * 3, backend=backend)(torch.ones(3))
+    early(torch.ones(3))
+    assert in_force == [True, False]

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 import torch
-from automodel_rms_norm.gate import cli
+from automodel_rms_norm.gate import cli, isolate
 from automodel_rms_norm.gate.checks import load_target
 from automodel_rms_norm.gate.fresh import fresh_results
 from automodel_rms_norm.gate.plan import Plan
@@ -34,6 +34,12 @@ NORMS = """
     @torch.compile(backend="eager", dynamic=False)
     def compiled(x, weight, eps):
         return by_formula(x, weight, eps if torch.compiler.is_compiling() else 1.0)
+
+    def sleeps(x, weight, eps):
+        time.sleep(1000)
+
+    def exits(x, weight, eps):
+        raise SystemExit(3)
 
     def refuses(x, weight, eps):
         raise RuntimeError("a GPU is needed\\nreally")
@@ -74,10 +80,15 @@ def test_a_check_without_an_answer_is_a_finding_and_the_run_goes_on(name, second
     [
         ("norms_in_a_file:refuses", "cannot be called: on cpu: the target raised RuntimeError: a"),
         ("norms_in_a_file:absent", "norms_in_a_file has no attribute 'absent'"),
+        ("norms_in_a_file:exits", "the target could not be called: its process ended with exit st"),
+        ("norms_in_a_file:sleeps", "the target could not be called: no answer within 8 s"),
+        ("exits_on_import:norm", "the target could not be loaded: its process ended with exit st"),
     ],
 )
-def test_exit_2_where_the_target_cannot_be_called(target, sentence, capfd):
-    assert cli.main(["check", target, *FEW]) == 2
+def test_exit_2_where_the_target_cannot_be_called(target, sentence, monkeypatch, tmp_path, capfd):
+    (tmp_path / "exits_on_import.py").write_text("raise SystemExit(4)")
+    monkeypatch.setattr(isolate, "CALL_SECONDS", 8)
+    assert cli.main(["check", target, *FEW, "--timeout", "8"]) == 2
     errors = capfd.readouterr().err
     assert sentence in errors
     assert "Traceback" not in errors

@@ -35,7 +35,8 @@ case "$*" in
   *torch==8.8*) echo "ERROR: Could not find torch==8.8 (from versions: none)"; exit 1;;
   *torch==7.7*) touch {bin}/broken;;
   *--no-build-isolation*)
-    [ -e {bin}/broken ] && {{ echo "error: spec.h: no such file"; exit 1; }}
+    [ -e {bin}/broken ] && {{
+      echo "error: subprocess-exited-with-error"; echo "  a.cpp:1:2: error: no spec.h"; exit 1; }}
     cp {bin}/gate {bin}/numerics-gate;;
 esac
 '''
@@ -83,12 +84,21 @@ def test_a_row_a_version(source: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert not (source.parent / "folder" / "2.9.1" / "venv").exists()
 
 
+def test_each_install_is_a_step(source: Path) -> None:
+    more = ("--install", "rich", "--install", "--no-deps nemo-automodel==0.6.0")
+    assert matrix(source, "2.8.0", *more) == 0
+    installed = [step for step in rows(source)["2.8.0"]["done"] if step.startswith("install")]
+    assert installed == ["install torch", "install rich", "install --no-deps nemo-automodel==0.6.0"]
+    log = (source.parent / "folder" / "2.8.0" / "log").read_text()
+    assert "/constraint.txt --no-deps nemo-automodel==0.6.0\n" in log
+
+
 @pytest.mark.parametrize(
     ("version", "failed", "reason"),
     [
         ("9.9", "install torch", "No matching distribution found for torch==9.9"),
         ("8.8", "install torch", "(from versions: none); is the package index reachable?"),
-        ("7.7", "build", "error: spec.h: no such file"),
+        ("7.7", "build", "a.cpp:1:2: error: no spec.h"),
     ],
 )
 def test_a_version_that_fails_is_a_row(
@@ -100,6 +110,7 @@ def test_a_version_that_fails_is_a_row(
     assert found[version]["reason"].endswith(reason)
     assert found["2.9.1"]["holds"]
     assert found["2.9.1"]["digests"]["op"] == f"recorded; {version} has none"
+    assert not (source.parent / "folder" / version / "venv").exists()
     assert f"torch {version}: {failed} failed: " in capsys.readouterr().err
 
 
@@ -115,7 +126,7 @@ def test_an_interruption_loses_nothing(
 
     monkeypatch.setattr(steps.subprocess, "run", interrupted)
     assert matrix(source, "2.8.0,2.9.1,2.10.0") == 130
-    assert "interrupted; the same command goes on" in capsys.readouterr().err
+    assert "the same command goes on" in capsys.readouterr().err
     found = rows(source)
     assert found["2.8.0"]["holds"]
     assert "check op" in found["2.9.1"]["done"]

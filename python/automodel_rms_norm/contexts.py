@@ -21,6 +21,7 @@ __all__ = [
     "EAGER",
     "INFERENCE",
     "NO_GRAD",
+    "OUTPUTS",
     "Context",
     "Function",
     "Inputs",
@@ -213,7 +214,8 @@ def _outputs(mode: Callable[[], Any]) -> Callable[[Function, Inputs], Results]:
         given = leaves(inputs)
         with mode():
             outputs = named(given, function(*given.arguments.values()))
-        return {name: tensor.clone() for name, tensor in outputs.items()}  # ordinary ones again
+        # Ordinary ones again.
+        return {name: tensor.clone().detach() for name, tensor in outputs.items()}
 
     return run
 
@@ -259,6 +261,7 @@ def _checkpoint(use_reentrant: bool) -> Callable[[Function, Inputs], Results]:
     return run
 
 
+OUTPUTS = Context("grad", _outputs(torch.enable_grad))  # without a backward pass
 NO_GRAD = Context("no_grad", _outputs(torch.no_grad), EAGER)
 INFERENCE = Context("inference_mode", _outputs(torch.inference_mode), EAGER)
 _BEFORE = Context("before the call", _inputs_before)

@@ -70,6 +70,7 @@ def check(
     keys = tuple(property.key for property in properties)
     request = Request(keys, device, selection or Selection(), digests)
     outcomes: list[Outcome] = []
+    interrupted = False
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -87,11 +88,13 @@ def check(
                 outcomes.append(outcome)
                 progress.advance(task)
         except KeyboardInterrupt:  # what was measured is kept
+            interrupted = True
             left = found.places[len(outcomes) :]
             outcomes += [Outcome(*place, NOT_RUN, "interrupted") for place in left]
     seconds = time.monotonic() - start
     meanings = {property.key: property.meaning for property in properties}
-    return Report(found.target, meanings, environment(), outcomes, seconds, tuple(expected))
+    measured = (found.target, meanings, environment(), outcomes, seconds)
+    return Report(*measured, tuple(expected), interrupted=interrupted)
 
 
 def _shown(found: Run, progress: Progress, console: Console) -> Iterator[Outcome]:

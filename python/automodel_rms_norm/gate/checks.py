@@ -12,6 +12,7 @@ from torch import Tensor
 
 import automodel_rms_norm as arn
 from automodel_rms_norm.contexts import named
+from automodel_rms_norm.gate.inductor import recorded
 from automodel_rms_norm.gate.plan import Plan
 from automodel_rms_norm.gate.properties import PROPERTIES
 from automodel_rms_norm.gate.recipe import Case, Recipe, RecipeError, Selection
@@ -105,10 +106,14 @@ def _checks(target: Recipe, request: Request) -> Iterator[Check]:
     for device in ("cpu", "cuda") if request.device == "auto" else (request.device,):
         if device == "cuda" and no_gpu:
             absent["every case on a GPU"] = f"on a GPU: {no_gpu}"
-        elif reason := _why_not_called(target, cases, device):
+            continue
+        with recorded() as recording:
+            reason = _why_not_called(target, cases, device)
+        if reason:
             absent[f"every case on {device}"] = f"on {device}: the target {reason}"
         else:
-            plans.append(_plan(target, device, cases, extremes, selection))
+            compiles_itself = bool(recording.graphs)
+            plans.append(_plan(target, device, cases, extremes, selection, compiles_itself))
     if not plans and absent:
         raise TargetError(f"{target.name} cannot be called: {'; '.join(absent.values())}")
     for property in PROPERTIES:
@@ -130,7 +135,15 @@ def _plan(
     cases: Sequence[Case],
     extremes: Sequence[Case],
     selection: Selection,
+    compiles_itself: bool,
 ) -> Plan:
+    if compiles_itself and selection.quick:  # anew for each case, which takes seconds
+        precise = max(
+            (case for case in cases if case.main), key=lambda case: torch.finfo(case.dtype).bits
+        )
+        cases = [precise]
+        extremes = [case for case in extremes if case.dtype == precise.dtype]
+
     def moved(cases: Sequence[Case]) -> tuple[Case, ...]:
         return tuple(case.to(device) for case in cases)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import automodel_rms_norm as arn
@@ -39,11 +41,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, which a time limit sends, interrupts as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status: 0, 1, or 2 for a wrong argument."""
+    """The command; returns its exit status: 0, 1, 2 for a wrong argument, 130 if interrupted."""
     options = _parser().parse_args(arguments)
     try:
-        status: int = options.run(options)
+        with _terminable():
+            status: int = options.run(options)
     except (UsageError, TargetError, RecipeError) as error:
         return _complaint(str(error))
+    except KeyboardInterrupt:  # a command that has something to keep has kept it
+        _complaint("interrupted")
+        return 130
     return status

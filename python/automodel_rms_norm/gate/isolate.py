@@ -1,7 +1,7 @@
 """The checks in a process of their own, watched: one that hangs or dies is a finding of that check.
 
-The process sends its list of checks, then the outcome of each. Where none comes in time, or the
-process ends, a new one goes on with the next check.
+The process says that it has loaded the target, sends its list of checks, then the outcome of each.
+Where none comes in time, or the process ends, a new one goes on with the next check.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from automodel_rms_norm.gate.targets import TargetError
 
 __all__ = ["run"]
 
-LOAD_SECONDS = 600
+LOAD_SECONDS, CALL_SECONDS = 600, 60  # at least, whatever the limit of a check
 STRIKES = 2  # so many checks of a context without an answer, and the rest of them are left out
 
 
@@ -79,10 +79,14 @@ def run(target: str, request: Request, seconds: float) -> Run:
 
 
 def _opening(process: _Process, seconds: float) -> tuple[str, list[Place]]:
+    stage = "loaded"
     try:
         opening = process.receive(max(LOAD_SECONDS, seconds))
+        if opening is None:
+            stage = "called"
+            opening = process.receive(max(CALL_SECONDS, seconds))
     except _DiedError as error:
-        raise TargetError(f"the target could not be loaded: {error}") from error
+        raise TargetError(f"the target could not be {stage}: {error}") from error
     if isinstance(opening, str):
         raise TargetError(opening)
     return cast("tuple[str, list[Place]]", opening)
@@ -111,6 +115,7 @@ def _outcomes(
                 left_out = frozenset(key for key, count in strikes.items() if count >= STRIKES)
                 process = _Process(target, request, number, left_out)
                 _opening(process, seconds)
+        process.process.join(10)  # so that it takes back what multiprocessing counts for it
     finally:
         process.end()
 
@@ -119,6 +124,7 @@ def _serve(pipe: Connection, text: str, request: Request, begin: int, left_out: 
     os.setsid()
     try:
         target = load_target(text)
+        pipe.send(None)
         checks = checks_of(target, request)
     except (TargetError, RecipeError) as error:
         pipe.send(str(error))

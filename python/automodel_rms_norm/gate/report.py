@@ -44,7 +44,7 @@ class Report:
     """What was checked, where, and what came of it. ``meanings`` has the properties in order.
 
     ``expected`` are the properties that must hold, all if it is empty; ``failing`` is the verb of
-    those that do not.
+    those that do not. A run that was ``interrupted`` holds in no case.
     """
 
     target: str
@@ -54,6 +54,7 @@ class Report:
     seconds: float
     expected: tuple[str, ...] = ()
     failing: str = "fail"
+    interrupted: bool = False
 
     @property
     def rows(self) -> list[Row]:
@@ -69,9 +70,9 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether something was run and nothing failed."""
+        """Whether something was run to its end and nothing failed."""
         ran = any(o.status == HOLDS for o in self.outcomes if self._counts(o.property))
-        return ran and not self.failed
+        return ran and not self.failed and not self.interrupted
 
     def _counts(self, key: str) -> bool:
         return not self.expected or key in self.expected
@@ -81,6 +82,7 @@ class Report:
         rows = [row for row in self.rows if self._counts(row.key)]
         others = [row.key for row in self.rows if row.failures and not self._counts(row.key)]
         aside = f" ({', '.join(others)} {self.failing} and need not hold)" if others else ""
+        aside += "; interrupted" if self.interrupted else ""
         cases = sum(row.cases for row in rows)
         failing = [row.key for row in rows if row.failures]
         if failing:
@@ -162,6 +164,7 @@ class Report:
         return {
             "target": self.target,
             "holds": self.holds,
+            "interrupted": self.interrupted,
             "seconds": round(self.seconds, 1),
             "environment": self.environment,
             "properties": [

@@ -39,7 +39,7 @@ _DISTRIBUTIONS = {
     "megatron": "megatron-core",
     "liger": "liger-kernel",
     "quack": "quack-kernels",
-    "te": "transformer-engine",
+    "te": "'transformer-engine[pytorch]'",
 }
 BUILT_IN = ("op", "torch", *_PEERS)
 

@@ -186,7 +186,11 @@ def check_output(option: str, path: str | Path | None) -> None:
         return
     if option == "--plot" and (reason := plot.why_not(str(path))):
         raise UsageError(f"--plot {path}: {reason}")
+    output = Path(path)
+    new = not output.exists()
     try:
-        Path(path).open("a", encoding="utf-8").close()
+        output.open("a", encoding="utf-8").close()
+        if new:  # a run that comes to nothing leaves nothing
+            output.unlink()
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}") from error

@@ -21,7 +21,7 @@ NAME = "check"
 HELP = "does a function keep the properties of the contract on this machine?"
 DESCRIPTION = (
     "Checks every property of the numerics contract. Exits with 0 if all hold, 1 if one does not, "
-    "2 for a wrong argument or a target that cannot be loaded or called."
+    "2 for a wrong argument or a target that cannot be loaded or called, 130 if interrupted."
 )
 
 
@@ -59,4 +59,6 @@ def run(options: argparse.Namespace) -> int:
     )
     report.print(Console())
     write_outputs(report, options)
+    if report.interrupted:
+        raise KeyboardInterrupt
     return 0 if report.holds else 1

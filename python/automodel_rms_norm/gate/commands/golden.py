@@ -58,10 +58,14 @@ def run(options: argparse.Namespace) -> int:
         digests=True,
     )
     if before is None:
+        if report.interrupted:
+            raise KeyboardInterrupt
         record = recorded.Record.of(report, options.target, chosen)
         Path(options.write).write_text(record.as_text(), encoding="utf-8")
         Console().print(f"{len(record.digests)} answers of {report.target} are in {options.write}")
         return 0
     compared = recorded.compared(report, before)
     compared.print(Console())
+    if compared.interrupted:
+        raise KeyboardInterrupt
     return 0 if compared.holds else 1

@@ -46,9 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--install",
         type=shlex.split,
+        action="append",
         default=[],
         metavar="REQUIREMENTS",
-        help="what the targets need, as pip install takes it, options as well",
+        help="what the targets need, as pip install takes it, options as well; may be repeated, "
+        "each in a pip install of its own",
     )
     parser.add_argument("--full", action="store_true", help="check and golden without --quick")
     parser.add_argument(
@@ -115,9 +117,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(matrix.as_json(), indent=1) + "\n", encoding="utf-8")
     if options.markdown:
-        before = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(into_document(before, matrix.as_markdown()), encoding="utf-8")
+        document = options.markdown
+        before = document.read_text(encoding="utf-8") if document.exists() else ""
+        document.write_text(into_document(before, matrix.as_markdown()), encoding="utf-8")
     if interrupted:
-        progress.print(f"interrupted; the same command goes on from what is in {plan.folder}")
-        return 130
+        progress.print(f"the same command goes on from what is in {plan.folder}")
+        raise KeyboardInterrupt
     return 0 if matrix.holds else 1

@@ -6,13 +6,10 @@ import argparse
 import json
 import math
 import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 
@@ -39,8 +36,8 @@ HELP = "everything that an installed package compiles: found, and checked where 
 DESCRIPTION = (
     "Reads a package's source, without importing it, for what goes through torch.compile and for "
     "custom ops; then checks what a norm's signature or a recipe can drive, each function in a "
-    "process of its own. Exits with 0 if all that was asked holds, 1 if something does not or the "
-    "run was interrupted, 2 for a wrong argument or a package that cannot be read."
+    "process of its own. Exits with 0 if all that was asked holds, 1 if something does not, 2 for "
+    "a wrong argument or a package that cannot be read, 130 if interrupted."
 )
 PROPERTIES = ("P1", "P2", "P2-choices", "P3", "P5")
 
@@ -102,6 +99,8 @@ def run(options: argparse.Namespace) -> int:
     report.environment = environment()
     _measure(report, options)
     report.print(Console())
+    if report.interrupted:
+        raise KeyboardInterrupt
     return 0 if report.holds else 1
 
 
@@ -116,7 +115,7 @@ def _measure(report: ScanReport, options: argparse.Namespace) -> None:
         if row.entry.driven
     }
     try:
-        with _terminable(), closing(measure(list(jobs), options.jobs, limit)) as answers:
+        with closing(measure(list(jobs), options.jobs, limit)) as answers:
             for number, (job, answer) in enumerate(answers, 1):
                 place = jobs[job]
                 report.rows[place] = replace(report.rows[place], answer=answer)
@@ -151,17 +150,3 @@ def _write(options: argparse.Namespace, values: dict[str, object], markdown: str
         Path(options.json).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
         Path(options.markdown).write_text(markdown, encoding="utf-8")
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, which a time limit sends, interrupts as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

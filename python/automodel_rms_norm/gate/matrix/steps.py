@@ -34,7 +34,7 @@ class Plan:
         folder: gets a folder for each version: its row, its log, its digests, its environment.
         python: the interpreter.
         targets: as `numerics-gate check` takes them; "op" first.
-        install: more requirements, and options of pip install.
+        install: more requirements with options of pip install, for one pip install each.
         extent: `--quick` or nothing, of `numerics-gate check` and `golden`.
         limit: `--timeout` and its seconds, of both.
         reference: the version whose digests the others are compared with.
@@ -45,7 +45,7 @@ class Plan:
     folder: Path
     python: str
     targets: Sequence[str]
-    install: Sequence[str]
+    install: Sequence[Sequence[str]]
     extent: Sequence[str]
     limit: Sequence[str]
     reference: str
@@ -110,8 +110,8 @@ class _Version:
     def setup(self) -> Iterator[Step]:
         yield "environment", self.make_environment
         yield "install torch", self.install_torch
-        if self.plan.install:
-            yield f"install {shlex.join(self.plan.install)}", self.install_more
+        for words in self.plan.install:
+            yield f"install {shlex.join(words)}", partial(self.install_more, words)
         yield (
             "build",
             lambda: self.pip_install("--no-deps", "--no-build-isolation", str(self.plan.source)),
@@ -120,15 +120,19 @@ class _Version:
     def make_environment(self) -> None:
         self.run(self.plan.python, self.plan.source / ".ci" / "make_venv.py", self.folder / "venv")
 
+    def discard(self) -> None:
+        if not self.plan.keep:
+            shutil.rmtree(self.folder / "venv", ignore_errors=True)
+
     def install_torch(self) -> None:
         listing = (self.bin / "python", ".ci/requirements.py", "build", "run")
         _, requirements = self.run(*listing, cwd=self.plan.source)
         self.pip_install(f"torch=={self.row.torch}", *requirements.split("\n")[:-1])
 
-    def install_more(self) -> None:
+    def install_more(self, words: Sequence[str]) -> None:
         constraint = self.folder / "constraint.txt"
         constraint.write_text(f"torch=={self.row.torch}\n", encoding="utf-8")
-        self.pip_install("--constraint", str(constraint), *self.plan.install)
+        self.pip_install("--constraint", str(constraint), *words)
 
     def build(self) -> None:
         """Again with an environment that is there, for the sources may have changed."""
@@ -170,8 +174,9 @@ class _Version:
 def _reason(output: str) -> str:
     """The line of a failed command's output that says why."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    said = re.compile(r"(ERROR|error|numerics-gate|[\w.]+Error): ")
-    # pip's first complaint is the cause; its later ones are about itself.
+    # pip's first complaint is the cause, but that of a process which it started; later ones are
+    # about itself.
+    said = re.compile(r"(ERROR|(\S+ )?error(?!: subprocess-exited)|numerics-gate|[\w.]+Error): ")
     reason = next(filter(said.match, lines), [*lines, "it printed nothing"][-1])
     if "from versions: none" in reason:
         reason += "; is the package index reachable?"
@@ -204,10 +209,11 @@ def measure(plan: Plan, version: str, tell: Callable[[str], None]) -> Row:
         except (_StepError, OSError, ValueError, subprocess.SubprocessError) as error:
             row.failed, row.reason = name, " ".join(str(error).split())
             row.save(path)
+            if not (here.bin / "numerics-gate").exists():  # of no use to the next try
+                here.discard()
             tell(f"torch {version}: {name} failed: {row.reason}; see {here.log}")
             return row
         row.done[name] = round(time.monotonic() - start, 1)
         row.save(path)
-    if not plan.keep:
-        shutil.rmtree(here.folder / "venv", ignore_errors=True)
+    here.discard()
     return row

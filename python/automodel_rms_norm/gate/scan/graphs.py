@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from automodel_rms_norm.contexts import EAGER, NO_GRAD, Inputs, Results, first_difference
+from automodel_rms_norm.contexts import NO_GRAD, OUTPUTS, Results, first_difference
 from automodel_rms_norm.gate.inductor import each_choice, recorded
 from automodel_rms_norm.gate.recipe import Case, Recipe
 
@@ -40,8 +40,7 @@ def graphs(compiled: Recipe, case: Case, compiles: int) -> Graphs:
 
     def both() -> tuple[Results, Results]:
         function = compiled.bind(case)
-        grad, no_grad = (context.run(function, case.inputs) for context in (EAGER, NO_GRAD))
-        return _outputs(grad, case.inputs), no_grad
+        return OUTPUTS.run(function, case.inputs), NO_GRAD.run(function, case.inputs)
 
     answers: list[Results] = []
     choices, forward, first = 1, 0, ""
@@ -59,10 +58,6 @@ def graphs(compiled: Recipe, case: Case, compiles: int) -> Graphs:
     if len(answers) > 1:
         first = str(first_difference(answers[1], answers[0], "one answer against another"))
     return Graphs(case.label, forward, choices, len(answers), compiles, differed, first)
-
-
-def _outputs(results: Results, inputs: Inputs) -> Results:
-    return {name: results[name] for name in inputs.grads}
 
 
 def _among(results: Results, answers: Iterable[Results]) -> bool:
