@@ -27,7 +27,8 @@ auto make_node() {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, T>) {
     return c10::make_intrusive<T>();
   } else {
-    return std::shared_ptr<T>(new T(), [](auto* node) { torch::autograd::deleteNode(node); });
+    // Unqualified: looked up when T is known, and later torch has no deleteNode.
+    return std::shared_ptr<T>(new T(), [](auto* node) { deleteNode(node); });
   }
 }
 
