@@ -3,6 +3,8 @@
 import functools
 import importlib.metadata
 import importlib.util
+import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -45,6 +47,36 @@ def test_release(version: str, name: str, wheel_cache: Path) -> None:
         pytest.skip(f"the Llama of {version} needs transformers {required}, found {installed}")
     report = reports(wheels.unpacked("nemo-automodel", version, wheel_cache))[name]
     assert not report, report
+
+
+THEIRS = """
+import torch
+from nemo_automodel.components.models.common.utils import initialize_rms_norm_module
+
+def test_norms():
+    x, weight = torch.randn(8, 96).bfloat16(), torch.rand(96).bfloat16()
+    for kind in ("torch_fp32", "torch"):
+        norm = initialize_rms_norm_module(kind, 96)
+        norm.weight.data = weight
+        assert torch.equal(norm(x), torch.ops.automodel.rms_norm(x, weight, norm.eps))
+
+def test_another():
+    pass
+"""
+
+
+def test_the_plugin_puts_the_op_into_their_tests(wheel_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text(THEIRS)
+    paths = [wheels.unpacked("nemo-automodel", "0.7.0", wheel_cache), Path(__file__).parent]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "automodel_plugin", "test_theirs.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "the op was called 2 times, by 1 tests" in done.stdout
 
 
 # --- What is not there, or not known --------------------------------------------------------------

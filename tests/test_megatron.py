@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import platform
 import sys
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from automodel_rms_norm.integrations._patching import IntegrationError
 from wheels import wheel_cache as wheel_cache
 
 CHECKS = ranks.names("megatron_checks")
+# The newest release in every run, the others with the long tests.
+VERSIONS = [
+    pytest.param("0.16.1", marks=pytest.mark.long),
+    pytest.param("0.17.1", marks=pytest.mark.long),
+    pytest.param("0.18.2", marks=pytest.mark.long),
+    "0.19.2",
+]
+# From 0.17 on they are for later Pythons; what is checked here runs on every one.
+ANY_PYTHON = ["--only-binary=:all:", "--python-version=3.12"]
+ANY_PYTHON += [f"--platform=manylinux_2_28_{platform.machine()}"]
 
 
 @functools.cache
@@ -24,8 +35,10 @@ def reports(path: Path) -> dict[str, str]:
     importlib.util.find_spec("triton") is None, reason="triton, which Megatron needs, is missing"
 )
 @pytest.mark.parametrize("name", CHECKS)
-def test_release(name: str, wheel_cache: Path) -> None:
-    report = reports(wheels.unpacked("megatron-core", "0.16.1", wheel_cache))[name]
+@pytest.mark.parametrize("version", VERSIONS)
+def test_release(version: str, name: str, wheel_cache: Path) -> None:
+    folder = wheels.unpacked("megatron-core", version, wheel_cache, *ANY_PYTHON)
+    report = reports(folder)[name]
     assert not report, report
 
 

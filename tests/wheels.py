@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 
 
-def unpacked(distribution: str, version: str, cache: Path) -> Path:
-    """The folder with the wheel's packages, without its dependencies; skips without an index."""
+def unpacked(distribution: str, version: str, cache: Path, *options: str) -> Path:
+    """The folder with the wheel's packages, without its dependencies; skips without an index.
+
+    `options` are pip download's, for a wheel that pip would not choose.
+    """
     folder = cache / f"{distribution}-{version}"
     if folder.exists():
         return folder
     wheels = cache / f"{distribution}-{version}.download"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels]
-    done = subprocess.run(
-        [*command, f"{distribution}=={version}"], capture_output=True, text=True, timeout=300
-    )
+    command += [*options, f"{distribution}=={version}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         pytest.skip(f"pip cannot download {distribution}=={version}: {lines[-1]}")

@@ -73,13 +73,14 @@ def _rule(op: str, arguments: Sequence[str], summed: Sequence[bool]) -> Callable
                 return None
             return Replicate() if argument == "weight" else rows
 
-        # Those of x alone, so that none asks for another x.
+        # Those of x alone, so that none asks for another x. A replicated x can be sharded for
+        # nothing, and of placements that cost the same DTensor takes the first.
         return [
             (
                 [Partial() if total and rows.is_shard() else rows for total in summed],
                 [placed(argument, rows) for argument in given],
             )
-            for rows in dict.fromkeys([*x.placements, Replicate()])
+            for rows in dict.fromkeys([Replicate(), *x.placements])
         ]
 
     return rule
