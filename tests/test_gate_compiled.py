@@ -1,5 +1,7 @@
 """A target that compiles itself: what is compiled for which case, and how little in --quick."""
 
+from dataclasses import replace
+
 import automodel_rms_norm as arn
 import torch
 from automodel_rms_norm.gate import runner
@@ -49,3 +51,5 @@ def test_quick_asks_one_case_of_a_function_that_compiles_itself():
     assert {x.dtype for x in inputs} == {torch.float32}
     assert len({x.shape for x in inputs if len(x) > 19}) == 1
     assert len(list(target.cases(asked.selection))) > 4
+    none_main = replace(target, variants=[replace(v, main=False) for v in target.variants])
+    assert checks_of(none_main, asked)

@@ -138,9 +138,8 @@ def _plan(
     compiles_itself: bool,
 ) -> Plan:
     if compiles_itself and selection.quick:  # anew for each case, which takes seconds
-        precise = max(
-            (case for case in cases if case.main), key=lambda case: torch.finfo(case.dtype).bits
-        )
+        main = [case for case in cases if case.main] or cases
+        precise = max(main, key=lambda case: torch.finfo(case.dtype).bits)
         cases = [precise]
         extremes = [case for case in extremes if case.dtype == precise.dtype]
 
