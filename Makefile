@@ -136,7 +136,7 @@ bench: install ## the benchmarks that this machine can run, of those in BENCH
 	@for program in $(BENCH); do echo "== $$program"; \
 	  $(BIN)/python benchmarks/$$program.py $(BENCH_ARGS) || [[ $$? == 77 ]]; done
 
-report: install ## docs/performance.md from benchmarks/results
+report: install ## the documents of benchmarks/results
 	$(BIN)/python benchmarks/report.py
 
 lint: install ## ruff, mypy --strict, clang-format

@@ -1,7 +1,7 @@
 """What the programs share: arguments, environment, progress, records, tables and plots.
 
 A program is a list of cases, a function that measures one of them, and two that make tables and
-panels of the records. The same two make docs/performance.md, by way of report.py.
+panels of the records. The same two make the documents of report.py.
 
 A record says what was measured (`IDENTITY`), and the median `us` with its `us_quartiles`, or `why`
 there is none. `gbps` and `copy_gbps` are of the same run. In a file, a record replaces the one with
@@ -36,7 +36,7 @@ PACKAGES = ("triton", "liger-kernel", "quack-kernels", "nvidia-cutlass-dsl")
 
 
 class Table(NamedTuple):
-    """`name` is the one in docs/performance.md's markers; the first column is text."""
+    """`name` is the one in a document's markers; the first column is text."""
 
     name: str
     title: str
@@ -291,8 +291,13 @@ def draw_lines(axes: Any, panel: Panel) -> None:
     for name, line in panel.series.items():
         ours = name == "op"
         width, above = (2, 3) if ours else (1, 2)
+        marker = "." if len(line) < 50 else None
         axes.plot(
-            *zip(*sorted(line), strict=True), label=name, marker=".", linewidth=width, zorder=above
+            *zip(*sorted(line), strict=True),
+            label=name,
+            marker=marker,
+            linewidth=width,
+            zorder=above,
         )
 
 

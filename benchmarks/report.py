@@ -1,6 +1,6 @@
-"""Makes the figures of docs/performance.md from benchmarks/results, so that none is typed.
+"""Makes the figures of DOCUMENTS from benchmarks/results, so that none is typed.
 
-Between `<!-- FILE NAME -->` and `<!-- end -->` the document has what NAME is in results/FILE.json:
+Between `<!-- FILE NAME -->` and `<!-- end -->` a document has what NAME is in results/FILE.json:
 `environment`, `plot` (drawn to docs/images/FILE.svg), `not_run`, or a table of the program that
 wrote the file. --check writes nothing and fails where the document is not what it would write.
 """
@@ -15,7 +15,7 @@ import harness
 from harness import Program, Record
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENTS = [ROOT / "docs" / name for name in ("performance.md", "training.md")]
 RESULTS = ROOT / "benchmarks" / "results"
 SECTION = re.compile(r"<!-- (\w+) (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 NOTHING = "Not measured yet."
@@ -27,15 +27,16 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args(argv)
-    before = DOCUMENT.read_text()
-    after = document(before)
-    if not arguments.check:
-        draw(before)
-        DOCUMENT.write_text(after)
-    elif after != before:
-        parser.exit(
-            1, f"{DOCUMENT.name} is not of the committed results: run benchmarks/report.py\n"
-        )
+    for path in DOCUMENTS:
+        before = path.read_text()
+        after = document(before)
+        if not arguments.check:
+            draw(before)
+            path.write_text(after)
+        elif after != before:
+            parser.exit(
+                1, f"{path.name} is not of the committed results: run benchmarks/report.py\n"
+            )
 
 
 def document(text: str) -> str:
@@ -81,7 +82,7 @@ def draw(text: str) -> None:
         file, name = match.groups()
         if name == "plot" and (RESULTS / f"{file}.json").exists():
             program, _, records = read(file)
-            harness.plot(program.panels(records), DOCUMENT.parent / "images" / f"{file}.svg")
+            harness.plot(program.panels(records), ROOT / "docs" / "images" / f"{file}.svg")
 
 
 if __name__ == "__main__":

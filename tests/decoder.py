@@ -7,7 +7,6 @@ from pydoc_data.topics import topics
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 Norm = Callable[[Tensor, Tensor, float], Tensor]
 VOCABULARY = 256
@@ -72,12 +71,10 @@ class Decoder(nn.Module):
         layers: int = 2,
         hidden: int = 128,
         heads: int = 4,
-        recompute: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.recompute = recompute
         self.embedding = nn.Embedding(VOCABULARY, hidden, dtype=torch.bfloat16)
         self.layers = nn.ModuleList(Layer(hidden, heads, norm) for _ in range(layers))
         self.norm = NormOf(hidden, norm)
@@ -86,12 +83,8 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, seen: list[Tensor] | None = None) -> Tensor:
         x = self.embedding(tokens)
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x, seen)
+            x = layer(x, seen)
         return self.head(self.norm(x, seen))
 
     def norm_weights(self) -> list[nn.Parameter]:
         return [module.weight for module in self.modules() if isinstance(module, NormOf)]
-
-
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())

@@ -24,6 +24,7 @@ TINY = {
     "growth": "--most-elements 2048 --hidden 128 --rows 4",
     "host": "--batch 2",
     "cpu": "--shapes 8x128 16x256 --threads 1 2",
+    "training": "--steps 1 --modes norms_only_micro_batches",
 }
 
 
