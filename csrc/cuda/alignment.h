@@ -11,7 +11,7 @@ namespace automodel::cuda {
 inline bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
 // Of every row; of a null pointer with an empty layout too. A contiguous tensor has the layout
-// {1, {rows}, {hidden}}.
+// {1, {hidden}, {rows}}.
 inline bool is_aligned(const void* data, const numerics::RowLayout& layout, numerics::DType dtype) {
   bool aligned = is_aligned(data);
   for (int dim = 0; dim < layout.dims; ++dim) {

@@ -96,7 +96,7 @@ inline Outputs make_outputs(const GoldenCase& c) {
 }
 
 inline numerics::RowLayout contiguous_rows(const GoldenCase& c) {
-  return {1, {c.rows}, {c.hidden}};
+  return {1, {c.hidden}, {c.rows}};
 }
 
 // The pointers may be to any device.

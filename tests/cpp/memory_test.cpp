@@ -65,9 +65,9 @@ TEST_P(Memory, StridesDoNotChangeBits) {
     // Rows of 2 x 3 x 4: a gap after each row; the outermost and innermost dimensions exchanged;
     // all rows of the last dimension at one place.
     const RowLayout layouts[] = {
-        {1, {24}, {hidden + 3}},
-        {3, {2, 3, 4}, {hidden, 2 * hidden, 6 * hidden}},
-        {2, {6, 4}, {hidden + 1, 0}},
+        {1, {hidden + 3}, {24}},
+        {3, {hidden, 2 * hidden, 6 * hidden}, {2, 3, 4}},
+        {2, {hidden + 1, 0}, {6, 4}},
     };
     for (const GoldenCase& c : every_x_dtype(24, hidden)) {
       for (const RowLayout& layout : layouts) {
