@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
@@ -114,11 +113,6 @@ def one_device(options: argparse.Namespace) -> str:
     return device
 
 
-class Writable(Protocol):
-    def as_json(self) -> Any: ...
-    def as_markdown(self) -> str: ...
-
-
 def add_selection(
     parser: argparse.ArgumentParser, limited: str = "case", limit: float = 300.0
 ) -> None:
@@ -160,18 +154,17 @@ def properties(options: argparse.Namespace) -> list[Property]:
     return [p for p in PROPERTIES if p.key in options.property or not options.property]
 
 
-def write_report(report: Writable, options: argparse.Namespace) -> None:
+def write_report(options: argparse.Namespace, values: object, markdown: str) -> None:
     """To the files of ``--json`` and ``--markdown`` that `check_output` has found writable."""
     if options.json:
-        text = json.dumps(report.as_json(), indent=1) + "\n"
-        Path(options.json).write_text(text, encoding="utf-8")
+        Path(options.json).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
-        Path(options.markdown).write_text(report.as_markdown(), encoding="utf-8")
+        Path(options.markdown).write_text(markdown, encoding="utf-8")
 
 
 def write_outputs(report: Report, options: argparse.Namespace) -> None:
     """The same, and ``--plot``."""
-    write_report(report, options)
+    write_report(options, report.as_json(), report.as_markdown())
     if options.plot:
         plot.write(report, options.plot)
 

@@ -62,5 +62,5 @@ def run(options: argparse.Namespace) -> int:
         lambda line: progress.print(line, style="dim", highlight=False),
     )
     diagnosis.print(Console())
-    write_report(diagnosis, options)
+    write_report(options, diagnosis.as_json(), diagnosis.as_markdown())
     return 1 if diagnosis.causes else 0

@@ -68,5 +68,5 @@ def run(options: argparse.Namespace) -> int:
         done,
     )
     report.print(Console())
-    write_report(report, options)
+    write_report(options, report.as_json(), report.as_markdown())
     return 0 if report.holds else 1

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import time
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -21,6 +19,7 @@ from automodel_rms_norm.gate.commands.arguments import (
     count,
     keys,
     selection,
+    write_report,
 )
 from automodel_rms_norm.gate.environment import environment
 from automodel_rms_norm.gate.recipe import NAMES
@@ -94,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.list:
         report.print_list(Console())
-        _write(options, report.as_json(), report.list_as_markdown())
+        write_report(options, report.as_json(), report.list_as_markdown())
         return 0
     report.environment = environment()
     _measure(report, options)
@@ -120,12 +119,12 @@ def _measure(report: ScanReport, options: argparse.Namespace) -> None:
                 place = jobs[job]
                 report.rows[place] = replace(report.rows[place], answer=answer)
                 report.seconds = time.monotonic() - start
-                _write(options, report.as_json(), report.as_markdown())
+                write_report(options, report.as_json(), report.as_markdown())
                 progress.print(f"{number} of {len(jobs)}, {report.seconds:.0f} s: {job.function}")
     except KeyboardInterrupt:
         report.interrupted = True
     report.seconds = time.monotonic() - start
-    _write(options, report.as_json(), report.as_markdown())
+    write_report(options, report.as_json(), report.as_markdown())
 
 
 def _job(entry: Entry, device: str, asked: tuple[str, ...], options: argparse.Namespace) -> Job:
@@ -143,10 +142,3 @@ def _job(entry: Entry, device: str, asked: tuple[str, ...], options: argparse.Na
         chosen.rows,
         options.compiles,
     )
-
-
-def _write(options: argparse.Namespace, values: dict[str, object], markdown: str) -> None:
-    if options.json:
-        Path(options.json).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    if options.markdown:
-        Path(options.markdown).write_text(markdown, encoding="utf-8")
