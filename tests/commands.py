@@ -1,5 +1,6 @@
 """What the tests of numerics-gate's commands share."""
 
+import signal
 from collections.abc import Sequence
 
 import pytest
@@ -19,3 +20,8 @@ def assert_complains(
     assert error.startswith("numerics-gate: ")
     assert sentence in error
     assert error.count("\n") == 1
+
+
+def heed_interrupts() -> None:
+    """Of a child process, before it begins: a shell's background job ignores Ctrl-C otherwise."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

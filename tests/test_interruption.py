@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-from functools import partial
 
 import pytest
+from commands import heed_interrupts
 
 NORM = """
     import time
@@ -36,8 +36,7 @@ def interrupted(folder, stop, command, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell's background job, as these tests may be, ignores Ctrl-C, and so would this one.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_interrupts,
     ) as process:
         while not (line := process.stderr.readline()).startswith("P1 "):
             assert line, "it ended before P1 did"

@@ -6,13 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 from automodel_rms_norm.gate import cli
 from automodel_rms_norm.gate.scan.sources import read_package
 from automodel_rms_norm.gate.scan.survey import BY_NORM, BY_RECIPE, survey
+from commands import heed_interrupts
 
 PACKAGES = Path(__file__).parent / "scanned"
 RECIPES = ("driven_package.norms:needs_a_recipe", "driven_package.norms:other_arguments")
@@ -163,8 +163,7 @@ def test_an_interrupted_run_keeps_what_was_measured(stop, tmp_path):
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell's background job, as these tests may be, ignores Ctrl-C, and so would this one.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_interrupts,
     ) as process:
         first = process.stderr.readline()  # of the first function that is done
         assert "1 of " in first
