@@ -33,6 +33,7 @@ VEC_INLINE Vec<numerics::Accumulate<X>> thread_sums(int64_t i, int64_t stride, i
 
 // Rows that are done together, so that they share their gains and the last joins of their sums.
 constexpr int kMaxTogether = 16;
+static_assert(kLeafRows <= kMaxTogether, "a leaf is done together");
 
 // The contract's row_sum of `count` rows; accumulate(r) is what thread_sums asks for, of row r.
 template <class X, class Accumulate>
@@ -71,25 +72,26 @@ VEC_INLINE void row_sums(int count, int64_t hidden, const Accumulate& accumulate
 }
 
 // The gain w of the formula: A(weight), or A(weight) + 1. There is no product without weight.
-template <class X, class W>
+template <class W>
 struct Gain {
   const W* weight;
   bool zero_centered;
-
-  template <class Extent>
-  VEC_INLINE Block<X> at(const Gain& gain, Extent extent, int64_t i) {
-    if constexpr (std::is_same_v<W, NoWeight>) {
-      return Block<X>{};
-    } else {
-      const Block<X> w = load<X>(gain.weight + i, extent);
-      return gain.zero_centered ? w + all<X>(1) : w;
-    }
-  }
-  VEC_INLINE Block<X> apply(const Block<X>& w, const Block<X>& value) {
-    if constexpr (std::is_same_v<W, NoWeight>) return value;
-    return value * w;
-  }
 };
+
+template <class X, class W, class Extent>
+VEC_INLINE Block<X> gain_at(const Gain<W>& gain, Extent extent, int64_t i) {
+  if constexpr (std::is_same_v<W, NoWeight>) {
+    return Block<X>{};
+  } else {
+    const Block<X> w = load<X>(gain.weight + i, extent);
+    return gain.zero_centered ? w + all<X>(1) : w;
+  }
+}
+template <class W, class X>
+VEC_INLINE Block<X> apply_gain(const Block<X>& w, const Block<X>& value) {
+  if constexpr (std::is_same_v<W, NoWeight>) return value;
+  return value * w;
+}
 
 VEC_INLINE int64_t earlier(int64_t row, int64_t other) { return row < other ? row : other; }
 
@@ -105,8 +107,8 @@ VEC_INLINE void add_row(const X* x, const X* residual, X* sum, int64_t hidden) {
   });
 }
 
-// So few that a load of the next rows is not taken for one of what was just stored in y, which is
-// what a processor does where addresses agree modulo 4096.
+// At most 4 KiB of them: a load whose address agrees with that of a recent store modulo 4096 waits
+// for the store.
 template <class X>
 int rows_together(int64_t hidden) {
   constexpr int64_t kBytes = 4096;
@@ -117,9 +119,8 @@ int rows_together(int64_t hidden) {
 template <class X, class W>
 void forward_rows(const ForwardParams& params, int64_t begin, int64_t end) {
   using A = numerics::Accumulate<X>;
-  using RowGain = Gain<X, W>;
   constexpr int64_t kSize = Block<X>::kSize;
-  const RowGain gain{static_cast<const W*>(params.weight), params.zero_centered_gamma};
+  const Gain<W> gain{static_cast<const W*>(params.weight), params.zero_centered_gamma};
   const A eps = static_cast<A>(params.eps);
   const int64_t hidden = params.hidden;
   const int together = rows_together<X>(hidden);
@@ -152,13 +153,13 @@ void forward_rows(const ForwardParams& params, int64_t begin, int64_t end) {
     X* const y = static_cast<X*>(params.y) + row * hidden;
     for_each_tile<X>(hidden, [&](auto tile, auto extent, int64_t i) {
       Block<X> w[tile()];
-      for (int j = 0; j < tile(); ++j) w[j] = RowGain::at(gain, extent, i + j * kSize);
+      for (int j = 0; j < tile(); ++j) w[j] = gain_at<X>(gain, extent, i + j * kSize);
       for (int r = 0; r < count; ++r) {
         for (int j = 0; j < tile(); ++j) {
           const int64_t at = i + j * kSize;
           fetch(next[r] + at);
           const Block<X> xhat = load<X>(x[r] + at, extent) * all<X>(rstd[r]);
-          store(y + r * hidden + at, RowGain::apply(w[j], xhat), extent);
+          store(y + r * hidden + at, apply_gain<W>(w[j], xhat), extent);
         }
       }
     });
@@ -193,9 +194,8 @@ template <class X, class W>
 void backward_leaf(const BackwardParams& params, int64_t row, int count,
                    numerics::Accumulate<X>* levels, int64_t index) {
   using A = numerics::Accumulate<X>;
-  using RowGain = Gain<X, W>;
   constexpr int64_t kSize = Block<X>::kSize;
-  const RowGain gain{static_cast<const W*>(params.weight), params.zero_centered_gamma};
+  const Gain<W> gain{static_cast<const W*>(params.weight), params.zero_centered_gamma};
   const int64_t hidden = params.hidden;
   const A* const rstd = static_cast<const A*>(params.rstd) + row;
   X* const grad_x =
@@ -217,8 +217,8 @@ void backward_leaf(const BackwardParams& params, int64_t row, int count,
         [&](int r) {
           return [&, r](const Block<X>& acc, auto extent, int64_t i) {
             const Block<X> xhat = load<X>(x[r] + i, extent) * all<X>(rstd[r]);
-            const Block<X> w = RowGain::at(gain, extent, i);
-            const Block<X> t = RowGain::apply(w, load<X>(grad_y[r] + i, extent));
+            const Block<X> w = gain_at<X>(gain, extent, i);
+            const Block<X> t = apply_gain<W>(w, load<X>(grad_y[r] + i, extent));
             // 0 * rstd is not 0 where rstd is infinite.
             return fma(t, keep(xhat, extent), acc);
           };
@@ -228,7 +228,7 @@ void backward_leaf(const BackwardParams& params, int64_t row, int count,
   }
   for_each_tile<X>(hidden, [&](auto tile, auto extent, int64_t i) {
     Block<X> w[tile()], leaf[tile()] = {};
-    for (int j = 0; j < tile(); ++j) w[j] = RowGain::at(gain, extent, i + j * kSize);
+    for (int j = 0; j < tile(); ++j) w[j] = gain_at<X>(gain, extent, i + j * kSize);
     for (int r = 0; r < count; ++r) {
       for (int j = 0; j < tile(); ++j) {
         const int64_t at = i + j * kSize;
@@ -236,7 +236,7 @@ void backward_leaf(const BackwardParams& params, int64_t row, int count,
         const Block<X> g = load<X>(grad_y[r] + at, extent);
         leaf[j] = fma(g, xhat, leaf[j]);
         if (grad_x == nullptr) continue;
-        Block<X> value = fma(-xhat, all<X>(mean[r]), RowGain::apply(w[j], g)) * all<X>(rstd[r]);
+        Block<X> value = fma(-xhat, all<X>(mean[r]), apply_gain<W>(w[j], g)) * all<X>(rstd[r]);
         if (params.grad_sum != nullptr) value = value + load<X>(grad_sum[r] + at, extent);
         store(grad_x + r * hidden + at, value, extent);
       }

@@ -34,7 +34,7 @@ struct ChunkGains<A, NoWeight> {
   __device__ __forceinline__ A apply(A value, int) const { return value; }
 };
 
-// Those of a thread's part of a row, ready for use.
+// The gains of a thread's part of a row, in A.
 template <class A, class W, class Part>
 struct HeldGains {
   ChunkGains<A, W> chunk[Part::kChunks];
@@ -50,7 +50,7 @@ struct HeldGains {
   __device__ __forceinline__ const ChunkGains<A, W>& get(int k) const { return chunk[k]; }
 };
 
-// The same as weights, in fewer registers.
+// The same kept as W, in fewer registers.
 template <class A, class W, class Part>
 struct PackedGains {
   Chunk<W> chunk[Part::kChunks];
@@ -108,7 +108,7 @@ struct LateGains {
   }
 
  private:
-  // Where the weight would begin, of which the block has chunk number k of its threads.
+  // A base for chunk number k of this block's threads: element i of the weight is at staged(k) + i.
   __device__ __forceinline__ W* staged(int k) const {
     const int first = k * part.threads + part.index - static_cast<int>(threadIdx.x);
     return dynamic_shared<W>() + (k * Part::kBlockThreads - first) * kSlots;

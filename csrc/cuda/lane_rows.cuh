@@ -13,7 +13,7 @@ struct LaneRows {
   static constexpr int kSteps = 4;
   static_assert(1 << kSteps == numerics::kMinVirtualThreads && kRows <= 1 << kSteps);
 
-  // By which lanes differ that are added in a step.
+  // Between the two lanes that a step adds.
   static constexpr __device__ int distance(int step) {
     return kPieces == 2 ? (step == 0 ? 1 : 16 >> step) : 8 >> step;
   }

@@ -20,25 +20,29 @@ int64_t grain_rows(int64_t hidden) { return std::max<int64_t>(1, 32768 / hidden)
 // The first write of an output costs a page fault for each of its pages, which together take longer
 // than the kernel. Where the system leaves the choice to programs, and pages are not there yet,
 // this makes them pages of 2 MiB.
-template <class Params>
-void advise_huge_pages([[maybe_unused]] void* output, [[maybe_unused]] const Params& params) {
+void advise_huge_pages([[maybe_unused]] void* output, [[maybe_unused]] int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
+  if (output == nullptr) return;
   constexpr uintptr_t kPage = uintptr_t{2} << 20;
   const auto address = reinterpret_cast<uintptr_t>(output);
-  const auto bytes = params.rows * params.hidden * numerics::element_size(params.x_dtype);
   const uintptr_t begin = (address + kPage - 1) / kPage * kPage;
   const uintptr_t end = (address + static_cast<uintptr_t>(bytes)) / kPage * kPage;
   // A kernel without huge pages refuses, and nothing is lost.
-  if (output != nullptr && begin < end)
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
+}
+
+// Of an output like x.
+template <class Params>
+int64_t output_bytes(const Params& params) {
+  return params.rows * params.hidden * numerics::element_size(params.x_dtype);
 }
 
 struct CpuDevice {
   explicit CpuDevice(const at::Tensor& /*x*/) {}
 
   void forward(const numerics::ForwardParams& params) {
-    for (void* output : {params.y, params.sum}) advise_huge_pages(output, params);
+    for (void* output : {params.y, params.sum}) advise_huge_pages(output, output_bytes(params));
     at::parallel_for(0, params.rows, grain_rows(params.hidden),
                      [&](int64_t begin, int64_t end) { kernels_.forward(params, begin, end); });
   }
@@ -52,7 +56,7 @@ struct CpuDevice {
   }
 
   void backward(const numerics::BackwardParams& params) {
-    advise_huge_pages(params.grad_x, params);
+    advise_huge_pages(params.grad_x, output_bytes(params));
     const bool want_weight = params.grad_weight != nullptr;
     const int64_t unit_rows = params.unit_leaves * numerics::kLeafRows;
     const int64_t grain = std::max<int64_t>(1, grain_rows(params.hidden) / unit_rows);

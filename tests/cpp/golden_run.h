@@ -40,18 +40,7 @@ struct Outputs {
   Bytes sum;          // empty without residual
 };
 
-inline size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kNone:
-      return 0;
-    case DType::kFloat32:
-      return sizeof(float);
-    case DType::kFloat64:
-      return sizeof(double);
-    default:
-      return sizeof(uint16_t);
-  }
-}
+inline size_t size_of(DType dtype) { return static_cast<size_t>(numerics::element_size(dtype)); }
 
 inline DType accumulate_dtype(const GoldenCase& c) {
   return c.x_dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
