@@ -56,5 +56,6 @@ set(AUTOMODEL_CPP_TEST_SOURCES
     tests/cpp/golden_test.cpp
     tests/cpp/kernels_test.cpp
     tests/cpp/memory_test.cpp
+    tests/cpp/plan_test.cpp
     tests/cpp/tree_test.cpp
     tests/cpp/types_test.cpp)

@@ -54,30 +54,47 @@ def test_bits_are_the_cpus(hidden, dtype, rows):
     assert_bits_are_the_cpus(drawn((rows_of(hidden, rows), hidden), dtype, hidden))
 
 
+def multiprocessors() -> int:
+    return torch.cuda.get_device_properties(0).multi_processor_count
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    ("rows", "hidden"),
-    [(2117, 8184), (4229, 8184), (8453, 2040), (17001, 1000), (32768, 4096)],
-    ids=str,
+    ("multiple", "hidden"), [(16, 8184), (32, 8184), (64, 2040), (128, 1000), (248, 4096)], ids=str
 )
-def test_bits_are_the_cpus_where_blocks_share_a_unit(rows, hidden, dtype):
-    """With 132 multiprocessors a cluster of two to eight blocks joins slices of one to eight
+def test_bits_are_the_cpus_where_blocks_share_a_unit(multiple, hidden, dtype):
+    """With or without a residual, a cluster of two to eight blocks joins slices of one to eight
     leaves; the last cluster has blocks without rows."""
+    rows = multiple * multiprocessors() + 5
     assert_bits_are_the_cpus(drawn((rows, hidden), dtype, hidden))
 
 
 def rows_in_turn(hidden: int) -> int:
-    """Rows for three blocks and more a multiprocessor, with 132 of them, of two rows a thread (four
-    of the shortest)."""
+    """Rows for three blocks and more a multiprocessor, of two rows a thread (four of the
+    shortest)."""
     side_by_side = max(256 // virtual_threads(hidden), 1)
-    return 3 * 132 * side_by_side * (4 if hidden <= 128 else 2) + 5
+    return 3 * multiprocessors() * side_by_side * (4 if hidden <= 128 else 2) + 5
+
+
+# Two rows are held of 16 bits and up to three chunks, as far as one virtual thread is a thread's.
+TWO_ROWS = [
+    parameter
+    for parameter in WIDTHS
+    if parameter.id.endswith(("x2", "x2+", "x3-", "x3")) and parameter.values[0] <= 12288
+]
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", support.LOW_WEIGHT_DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "hidden", [8, 120, 128] + [width for width in WIDTHS if width.values[0] <= 12288]
+    ("hidden", "dtype"),
+    [(hidden, dtype) for hidden in (8, 120, 128) for dtype in support.LOW_WEIGHT_DTYPES]
+    + [
+        (parameter.values[0], dtype)
+        for parameter in TWO_ROWS
+        for dtype in (torch.bfloat16, torch.float16)
+    ],
+    ids=str,
 )
 def test_bits_are_the_cpus_where_a_thread_holds_several_rows(hidden, dtype):
     assert_bits_are_the_cpus(drawn((rows_in_turn(hidden), hidden), dtype, hidden))

@@ -59,8 +59,11 @@ void forward(const ForwardParams& params, int64_t begin, int64_t end) {
 void backward(const BackwardParams& params, int64_t begin, int64_t end, void* scratch) {
   const FloatEnvironment environment;
   visit(params, [&](auto x, auto w) {
-    backward_units<typename decltype(x)::type, typename decltype(w)::type>(params, begin, end,
-                                                                           scratch);
+    using X = typename decltype(x)::type;
+    using W = typename decltype(w)::type;
+    const auto units =
+        params.grad_weight == nullptr ? backward_units<false, X, W> : backward_units<true, X, W>;
+    units(params, begin, end, scratch);
   });
 }
 

@@ -188,9 +188,9 @@ VEC_INLINE Block<X> tree_total(const numerics::Accumulate<X>* levels, int64_t co
   return total;
 }
 
-// The rows [row, row + count) of leaf number `index` of a unit: their grad_x, and their part of
-// grad_weight where `levels` is not null.
-template <class X, class W>
+// The rows [row, row + count) of leaf number `index` of a unit: their grad_x, and with kWeight their
+// part of grad_weight, which goes to `levels`.
+template <bool kWeight, class X, class W>
 void backward_leaf(const BackwardParams& params, int64_t row, int count,
                    numerics::Accumulate<X>* levels, int64_t index) {
   using A = numerics::Accumulate<X>;
@@ -234,38 +234,41 @@ void backward_leaf(const BackwardParams& params, int64_t row, int count,
         const int64_t at = i + j * kSize;
         const Block<X> xhat = load<X>(x[r] + at, extent) * all<X>(rstd[r]);
         const Block<X> g = load<X>(grad_y[r] + at, extent);
-        leaf[j] = fma(g, xhat, leaf[j]);
+        if constexpr (kWeight) leaf[j] = fma(g, xhat, leaf[j]);
         if (grad_x == nullptr) continue;
         Block<X> value = fma(-xhat, all<X>(mean[r]), apply_gain<W>(w[j], g)) * all<X>(rstd[r]);
         if (params.grad_sum != nullptr) value = value + load<X>(grad_sum[r] + at, extent);
         store(grad_x + r * hidden + at, value, extent);
       }
     }
-    if (levels == nullptr) return;
-    for (int j = 0; j < tile(); ++j) {
-      push_leaf(leaf[j], levels, index, hidden, extent, i + j * kSize);
+    if constexpr (kWeight) {
+      for (int j = 0; j < tile(); ++j) {
+        push_leaf(leaf[j], levels, index, hidden, extent, i + j * kSize);
+      }
     }
   });
 }
 
-template <class X, class W>
+// The units [begin, end), with grad_weight if kWeight.
+template <bool kWeight, class X, class W>
 void backward_units(const BackwardParams& params, int64_t begin, int64_t end, void* scratch) {
   using A = numerics::Accumulate<X>;
   const int64_t hidden = params.hidden;
-  A* const levels = params.grad_weight == nullptr ? nullptr : static_cast<A*>(scratch);
+  A* const levels = static_cast<A*>(scratch);
   const int64_t unit_rows = params.unit_leaves * kLeafRows;
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t last = earlier((unit + 1) * unit_rows, params.rows);
     int64_t leaves = 0;
     for (int64_t row = unit * unit_rows; row < last; row += kLeafRows, ++leaves) {
       const int count = static_cast<int>(earlier(row + kLeafRows, last) - row);
-      backward_leaf<X, W>(params, row, count, levels, leaves);
+      backward_leaf<kWeight, X, W>(params, row, count, levels, leaves);
     }
-    if (levels == nullptr) continue;
-    A* const partial = static_cast<A*>(params.partials) + unit * hidden;
-    for_each_block<A>(0, hidden, [&](auto extent, int64_t i) {
-      store(partial + i, tree_total<A>(levels, leaves, hidden, extent, i), extent);
-    });
+    if constexpr (kWeight) {
+      A* const partial = static_cast<A*>(params.partials) + unit * hidden;
+      for_each_block<A>(0, hidden, [&](auto extent, int64_t i) {
+        store(partial + i, tree_total<A>(levels, leaves, hidden, extent, i), extent);
+      });
+    }
   }
 }
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cuda/alignment.h"
-#include "cuda/row_kind.cuh"
+#include "cuda/row_kind.h"
 
 namespace automodel::cuda {
 
@@ -17,21 +17,26 @@ template <class F>
 bool visit_backward_kind(const numerics::BackwardParams& params, const DeviceLimits& limits, F f) {
   const int64_t hidden = params.hidden;
   const int threads = numerics::virtual_threads(hidden);
-  const bool small = limits.clusters && chunks_of_virtual_thread(hidden) == 2 &&
+  const int small_blocks = threads / (2 * kSmallBlock);  // of two virtual threads a thread
+  const bool small = small_blocks <= limits.largest_cluster &&
+                     chunks_of_virtual_thread(hidden) == 2 &&
                      (threads == numerics::kMaxVirtualThreads ||
                       (threads > 2 * kLargeBlock && params.grad_sum != nullptr));
   const auto visit = [&](auto want) {
     const auto with_want = [&](auto kind, const RowShape& shape) { f(kind, shape, want); };
     if (visit_short_kind(hidden, with_want)) return true;
     if (small) {
-      with_want(RowKind<4, 2, kSmallBlock, true>{},
-                RowShape{kSmallBlock, 1, threads / (2 * kSmallBlock)});
+      with_want(RowKind<4, 2, kSmallBlock, true>{}, RowShape{kSmallBlock, 1, small_blocks});
       return true;
     }
-    if (want && threads <= 2 * kLargeBlock) {
+    if constexpr (want) {
+      if (threads > 2 * kLargeBlock) {
+        return visit_long_kind<kLargeBlock, 4, false>(hidden, limits, with_want);
+      }
       return visit_long_kind<kLargeBlock, 2>(hidden, limits, with_want);
+    } else {
+      return visit_long_kind<kLargeBlock, 4>(hidden, limits, with_want);
     }
-    return visit_long_kind<kLargeBlock, 4>(hidden, limits, with_want);
   };
   return params.grad_weight != nullptr ? visit(std::true_type{}) : visit(std::false_type{});
 }
@@ -94,7 +99,7 @@ BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowS
       const int64_t together = int64_t{limits.clustered[i]} * multiprocessor_blocks;
       return (blocks(slice) + together - 1) / together;
     };
-    while (1 << doublings < kMaxCluster && limits.clustered[doublings + 1] > 0 &&
+    while (1 << doublings < limits.largest_cluster &&
            (block_leaves << doublings) * numerics::kLeafRows < kUnitRows &&
            8 * waves(doublings + 1) <= 9 * waves(0)) {
       ++doublings;

@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
     }
   }
 
+  // Of rows beyond the last too, whose x was not read, for all lanes join sums and meet at barriers.
   A sum[kRows][kVirtual];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) sum_squares(sum[r], x[r], part);

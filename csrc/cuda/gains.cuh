@@ -1,7 +1,7 @@
 // The contract's w, by which values are multiplied, and where kernels that hold rows keep it.
 #pragma once
 
-#include "cuda/row_kind.cuh"
+#include "cuda/row_part.cuh"
 
 namespace automodel::cuda {
 

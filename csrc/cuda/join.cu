@@ -117,7 +117,7 @@ cudaError_t launch_join_partials(const BackwardParams& params, cudaStream_t stre
   LaunchConfig config(
       dim3(static_cast<unsigned>((params.hidden + kBlockColumns - 1) / kBlockColumns)),
       dim3(kJoinThreads, static_cast<unsigned>(runs)), 0, stream);
-  if (device_limits().clusters) config.overlap_previous_kernel();
+  if (device_limits().overlap) config.overlap_previous_kernel();
   return numerics::visit_x(params.x_dtype, [&](auto x) {
     using X = typename decltype(x)::type;
     using A = numerics::Accumulate<X>;

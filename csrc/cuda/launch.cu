@@ -3,6 +3,7 @@
 
 #include "cuda/backward_plan.h"
 #include "cuda/launch.h"
+#include "cuda/launch_config.cuh"
 #include "numerics/dispatch.h"
 
 namespace automodel::cuda {
@@ -22,17 +23,23 @@ DeviceLimits read_limits(int device) {
   limits.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
   const auto shared = static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
   limits.shared_per_block = shared > kStaticShared ? shared - kStaticShared : 0;
-  limits.clusters = attribute(cudaDevAttrClusterLaunch) != 0 && code.ptxVersion >= 90;
+  limits.overlap = attribute(cudaDevAttrClusterLaunch) != 0 && code.ptxVersion >= 90;
+  limits.largest_cluster = 1;
   limits.clustered[0] = limits.multiprocessors;
-  if (limits.clusters) {
-    // With this much shared memory a multiprocessor holds one block.
-    cudaFuncSetAttribute(probe_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(limits.shared_per_block));
-    for (int i = 1; 1 << i <= kMaxCluster; ++i) {
-      LaunchConfig config(dim3(1 << i), dim3(kWarp), limits.shared_per_block, nullptr);
-      config.set_cluster(1 << i);
-      limits.clustered[i] = config.active_clusters(probe_kernel) << i;
-    }
+  if (!limits.overlap) return limits;
+  const auto granted = [](cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();  // or the check of a launch would report it
+    return error == cudaSuccess;
+  };
+  // With this much shared memory a multiprocessor holds one block.
+  if (!granted(allow_shared(probe_kernel, limits.shared_per_block))) return limits;
+  for (int i = 1; 1 << i <= kMaxCluster; ++i) {
+    LaunchConfig config(dim3(1 << i), dim3(kWarp), limits.shared_per_block, nullptr);
+    config.set_cluster(1 << i);
+    int clusters = 0;
+    if (!granted(config.count_clusters(probe_kernel, &clusters)) || clusters == 0) break;
+    limits.largest_cluster = 1 << i;
+    limits.clustered[i] = clusters << i;
   }
   return limits;
 }
@@ -40,13 +47,12 @@ DeviceLimits read_limits(int device) {
 }  // namespace
 
 const DeviceLimits& device_limits() {
-  constexpr int kMaxDevices = 64;
+  constexpr int kMaxDevices = 128;  // torch has room for 120
   static std::array<std::once_flag, kMaxDevices> once;
   static std::array<DeviceLimits, kMaxDevices> limits;
   int device = 0;
   cudaGetDevice(&device);
-  device = std::min(device, kMaxDevices - 1);
-  std::call_once(once[device], [&] { limits[device] = read_limits(device); });
+  std::call_once(once.at(device), [&] { limits[device] = read_limits(device); });
   return limits[device];
 }
 

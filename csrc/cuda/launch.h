@@ -19,17 +19,6 @@ int64_t choose_unit_leaves(const numerics::BackwardParams& params);
 // grad_x and grad_weight, those that are not null; with unit_leaves from choose_unit_leaves.
 cudaError_t launch_backward(const numerics::BackwardParams& params, cudaStream_t stream);
 
-// What decides how kernels are launched on the current device.
-struct DeviceLimits {
-  int multiprocessors;
-  size_t shared_per_block;
-  bool clusters;  // the device has them and the code that it runs was compiled for them
-  // Multiprocessors that clusters of 2^i blocks can fill, to kMaxCluster: each stays in one part of
-  // the GPU.
-  int clustered[4];
-};
-const DeviceLimits& device_limits();
-
 struct BackwardPlan;
 
 // The same for one x dtype, instantiated in a file each so that they compile side by side.

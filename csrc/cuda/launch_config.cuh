@@ -5,7 +5,7 @@
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
-#include "cuda/launch.h"
+#include "cuda/device_limits.h"
 
 namespace automodel::cuda {
 
@@ -42,6 +42,13 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 // More than the static arrays of any kernel that also has dynamic shared memory.
 constexpr size_t kStaticShared = 5 * 1024;
 
+// Lets a kernel be launched with so many bytes of dynamic shared memory.
+template <class Kernel>
+cudaError_t allow_shared(Kernel* kernel, size_t bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(bytes));
+}
+
 class LaunchConfig {
  public:
   LaunchConfig(dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
@@ -68,11 +75,9 @@ class LaunchConfig {
 
   // How many such clusters the device holds at once.
   template <class Kernel>
-  int active_clusters(Kernel* kernel) {
+  cudaError_t count_clusters(Kernel* kernel, int* clusters) {
     config_.attrs = attributes_;
-    int clusters = 0;
-    return cudaOccupancyMaxActiveClusters(&clusters, kernel, &config_) == cudaSuccess ? clusters
-                                                                                      : 0;
+    return cudaOccupancyMaxActiveClusters(clusters, kernel, &config_);
   }
 
   // An error where the current device cannot grant the shared memory.
@@ -82,9 +87,7 @@ class LaunchConfig {
     if (config_.dynamicSmemBytes > kAlwaysAllowed) {
       // The attribute is the kernel's, not the launch's: a constant, or a thread that launches with
       // less would take it from one that launches with more.
-      const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(device_limits().shared_per_block));
+      const cudaError_t error = allow_shared(kernel, device_limits().shared_per_block);
       if (error != cudaSuccess) return error;
     }
     config_.attrs = attributes_;  // here, for this may be a copy

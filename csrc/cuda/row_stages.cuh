@@ -4,7 +4,7 @@
 
 #include <cuda_pipeline_primitives.h>
 
-#include "cuda/row_kind.cuh"
+#include "cuda/row_part.cuh"
 
 namespace automodel::cuda {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cuda/chunk.cuh"
-#include "cuda/row_kind.cuh"
+#include "cuda/row_part.cuh"
 
 namespace automodel::cuda {
 

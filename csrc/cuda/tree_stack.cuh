@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/chunk.cuh"
-#include "cuda/row_kind.cuh"
+#include "cuda/row_part.cuh"
 
 namespace automodel::cuda {
 

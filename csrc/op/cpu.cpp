@@ -18,11 +18,12 @@ namespace {
 int64_t grain_rows(int64_t hidden) { return std::max<int64_t>(1, 32768 / hidden); }
 
 // The first write of an output costs a page fault for each of its pages, which together take longer
-// than the kernel. Where the system leaves the choice to programs, and pages are not there yet,
-// this makes them pages of 2 MiB.
+// than the kernel. Where the system leaves the choice to programs this makes them pages of 2 MiB.
+// Smaller outputs than kNew may lie where others did and have their pages.
 void advise_huge_pages([[maybe_unused]] void* output, [[maybe_unused]] int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
-  if (output == nullptr) return;
+  constexpr int64_t kNew = int64_t{32} << 20;  // what glibc always maps anew
+  if (output == nullptr || bytes < kNew) return;
   constexpr uintptr_t kPage = uintptr_t{2} << 20;
   const auto address = reinterpret_cast<uintptr_t>(output);
   const uintptr_t begin = (address + kPage - 1) / kPage * kPage;

@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "cuda/device_limits.h"
 #include "cuda/launch.h"
 #include "golden_run.h"
 #include "numerics/golden.h"
@@ -218,10 +219,11 @@ int run_kinds(int64_t max_elements) {
                  hidden);
     }
   }
-  // With 132 multiprocessors: blocks of a cluster share a unit; a thread holds several rows.
-  run_dtypes(2117, 8184);
-  run_dtypes(25349, 128);
-  run_dtypes(1589, 2048);
+  // Blocks of a cluster share a unit; a thread holds several rows.
+  const int64_t multiprocessors = cuda::device_limits().multiprocessors;
+  run_dtypes(16 * multiprocessors + 5, 8184);
+  run_dtypes(192 * multiprocessors + 5, 128);
+  run_dtypes(12 * multiprocessors + 5, 2048);
   return runs;
 }
 

@@ -1,0 +1,22 @@
+// What decides how kernels are launched.
+#pragma once
+
+#include <cstddef>
+
+namespace automodel::cuda {
+
+struct DeviceLimits {
+  int multiprocessors;
+  size_t shared_per_block;
+  // A kernel may begin before the previous one has ended, and blocks may form clusters: the device
+  // can do it, and the code that it runs was compiled for it.
+  bool overlap;
+  int largest_cluster;  // blocks, a power of two; 1 where there are no clusters
+  // Multiprocessors that clusters of 2^i blocks can fill, to largest_cluster: each stays in one
+  // part of the GPU.
+  int clustered[4];
+};
+
+const DeviceLimits& device_limits();  // of the current device
+
+}  // namespace automodel::cuda
