@@ -287,7 +287,15 @@ def test_exit_1_and_the_first_difference_where_one_fails(capsys, monkeypatch, tm
         (["golden"], "golden takes either a FILE to compare with or --write FILE"),
         (["golden", "op", "/nowhere/bits.json"], "/nowhere/bits.json: No such file"),
         (["golden", "op", "--write", "/nowhere/bits.json"], "/nowhere/bits.json: No such file"),
-        (["check", "--rows", "-3"], "'-3' is not a list of positive numbers"),
+        (["check", "--rows", "-3"], "'-3' is not a positive number"),
+        (
+            ["check", "--property", "P1", "--expect", "P1,P3"],
+            "--expect P3: it is not checked; what is: P1",
+        ),
+        (
+            ["scan", "automodel-rms-norm", "--expect", "P6"],
+            "--expect P6: it is not checked; what is: P1, P2, P2-choices, P3, P5",
+        ),
         (["check", "--markdown", "/nowhere/report.md"], "/nowhere/report.md: No such file"),
         (["check", "--json"], "argument --json: expected one argument"),
         (["check", "--json", "/nowhere/report.json"], "/nowhere/report.json: No such file"),

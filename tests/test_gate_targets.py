@@ -28,6 +28,15 @@ def centred(
     return by_formula(x, gain, eps)
 
 
+def biased(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1.0) -> Tensor:
+    assert bias is None
+    return by_formula(x, weight, eps)
+
+
+def by_keyword(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    return by_formula(x, weight, eps)
+
+
 class Norm(nn.Module):
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -83,7 +92,10 @@ def failures(name: str, *keys: str) -> set[str]:
 
 
 @pytest.mark.usefixtures("module")
-@pytest.mark.parametrize("name", ["by_formula", "nested.norm", "centred", "Norm", "Faulty"])
+@pytest.mark.parametrize(
+    "name",
+    ["by_formula", "nested.norm", "centred", "biased", "by_keyword", "Norm", "Faulty"],
+)
 def test_functions_modules_and_autograd_functions_are_called(name):
     """Plain rows: in huge ones the gradients of the formula overflow."""
     p1, p6 = (p for p in PROPERTIES if p.key in ("P1", "P6"))
@@ -136,6 +148,9 @@ def test_digests_and_instruction_sets_are_not_asked_of_another_norm():
     ("name", "sentence"),
     [
         ("nosuch", "there is no target 'nosuch'; choose from op, torch, automodel"),
+        ("./norms_under_test.py:number", "there is no target './norms_under_test.py:number'; ch"),
+        ("torch:", "there is no target 'torch:'; choose from op, torch, automodel"),
+        (":norm", "there is no target ':norm'; choose from op, torch, automodel"),
         ("no.such:thing", "cannot import no.such: ModuleNotFoundError: No module named 'no'"),
         ("norms_under_test:thing", "norms_under_test has no attribute 'thing'"),
         (

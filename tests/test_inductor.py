@@ -1,11 +1,13 @@
 """gate/inductor.py: what is recorded of a compilation, and the choice as an argument."""
 
+import functools
 from collections.abc import Callable
 
 import baselines
 import pytest
 import support
 import torch
+import torch._inductor.cpu_vec_isa
 from automodel_rms_norm.gate import inductor
 from torch import Tensor
 
@@ -116,3 +118,20 @@ def test_a_torch_without_the_method_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     with inductor.recorded() as recording:
         pass
     assert recording.tunings == []
+
+
+@pytest.mark.parametrize("found", [["avx512", "avx2"], ["avx2"], []])
+def test_the_trial_of_vector_isas_is_spared_where_every_one_passed_it(
+    found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @functools.cache
+    def valid_vec_isa_list() -> list[str]:
+        return ["avx512", "avx2"] if torch._inductor.config.cpp.vec_isa_ok else found
+
+    isas = torch._inductor.cpu_vec_isa
+    monkeypatch.setattr(isas, "valid_vec_isa_list", valid_vec_isa_list)
+    assert inductor.probed_vector_isas() == {}
+    valid_vec_isa_list()
+    spared = {"TORCHINDUCTOR_VEC_ISA_OK": "1"} if len(found) == 2 else {}
+    assert inductor.probed_vector_isas() == spared
+    assert valid_vec_isa_list() == found

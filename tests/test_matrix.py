@@ -90,6 +90,7 @@ def test_each_install_is_a_step(source: Path) -> None:
     installed = [step for step in rows(source)["2.8.0"]["done"] if step.startswith("install")]
     assert installed == ["install torch", "install rich", "install --no-deps nemo-automodel==0.6.0"]
     log = (source.parent / "folder" / "2.8.0" / "log").read_text()
+    assert log.count("--no-build-isolation") == 1
     assert "/constraint.txt --no-deps nemo-automodel==0.6.0\n" in log
 
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from automodel_rms_norm.contexts import Results
-from automodel_rms_norm.gate.inductor import recompiling
+from automodel_rms_norm.gate.inductor import probed_vector_isas, recompiling
 from automodel_rms_norm.gate.plan import Plan
 from automodel_rms_norm.gate.recipe import Case
 from automodel_rms_norm.gate.runner import NotRunError
@@ -42,7 +42,8 @@ def fresh_results(plan: Plan, case: Case) -> tuple[Results, Results]:
 
 @lru_cache(maxsize=1)
 def _both(plan: Plan) -> tuple[list[Results | str], ...] | str:
-    environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    anew = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    environment = {**os.environ, **probed_vector_isas(), **anew}
     with TemporaryDirectory() as folder:
         given, *taken = (Path(folder, name) for name in ("given", "one", "other"))
         torch.save((plan.target.source, plan.main_cases), given)

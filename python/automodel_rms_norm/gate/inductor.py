@@ -27,6 +27,7 @@ __all__ = [
     "forced_choice",
     "goes_through_inductor",
     "half_the_multiprocessors",
+    "probed_vector_isas",
     "recompiling",
     "recorded",
     "why_not_forced",
@@ -200,6 +201,21 @@ def forced_choice(number: int) -> Iterator[Forced]:
     patched = mock.patch.object(_autotuner(), "benchmark_all_configs", benchmark_all_configs)
     with _afresh(), patched:
         yield forced
+
+
+def probed_vector_isas() -> dict[str, str]:
+    """For the environment of a process that is to compile for the CPU as this one does.
+
+    It spares it Inductor's trial of every vector instruction set, some ten seconds; nothing where
+    this process has not made the trial, or one failed.
+    """
+    isas = import_module("torch._inductor.cpu_vec_isa")
+    find: Any = getattr(isas, "valid_vec_isa_list", None)
+    if not hasattr(find, "cache_info") or not find.cache_info().currsize:
+        return {}
+    with import_module("torch._inductor.config").patch({"cpp.vec_isa_ok": True}):
+        untried = find.__wrapped__()
+    return {"TORCHINDUCTOR_VEC_ISA_OK": "1"} if find() == untried else {}
 
 
 def goes_through_inductor(run: Callable[[], object]) -> bool:

@@ -35,6 +35,11 @@ class Record:
     environment: dict[str, str]
     digests: dict[Place, dict[str, str]]
 
+    @property
+    def keys(self) -> set[str]:
+        """The properties that it has answers of."""
+        return {key for key, _, _ in self.digests}
+
     @classmethod
     def of(cls, report: Report, target: str, selection: Selection) -> Record:
         digests = {_place(o): o.digests for o in report.outcomes if o.digests is not None}

@@ -24,8 +24,8 @@ class TargetError(Exception):
     """There is no such target, or it cannot be called; the message says what to do."""
 
 
-# What users know them by, and where their own function is. Each takes (x, weight, eps) or is a
-# module with a weight.
+# What users know them by, and where their own function is: of x, weight and eps, or a module with
+# a weight.
 _PEERS = {
     "automodel": "nemo_automodel.components.models.common.utils:Float32RMSNorm",
     "megatron": "megatron.core.transformer.custom_layers.batch_invariant_kernels"
@@ -59,7 +59,8 @@ def load(text: str, recipes: str | None = None) -> Recipe:
         return OP
     if text == "torch":
         return replace(_from_callable(text, _torch), source=text)
-    if text not in _PEERS and ":" not in text:
+    words = text.replace(":", ".", 1).split(".")
+    if text not in _PEERS and (":" not in text or not all(map(str.isidentifier, words))):
         raise TargetError(
             f"there is no target {text!r}; choose from {', '.join(BUILT_IN)}, or module:attribute"
         )
@@ -116,7 +117,10 @@ def _from_callable(
     signature: inspect.Signature | None = None,
     skip: int = 0,
 ) -> Recipe:
-    """x, weight and eps are the first three parameters; a fourth is zero_centered_gamma by name."""
+    """x and weight are the first two parameters, eps the third or, where that is another, by name.
+
+    A fourth is zero_centered_gamma by its name.
+    """
     if signature is None:
         try:
             signature = inspect.signature(function)
@@ -129,6 +133,11 @@ def _from_callable(
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     takes_any = any(p.kind == inspect.Parameter.VAR_POSITIONAL for p in parameters)
     taken = [p for p in parameters if p.kind in positional]
+    named = [p for p in parameters if p.kind in (*positional, inspect.Parameter.KEYWORD_ONLY)]
+    others = [p for p in named[2:] if p.name != "eps"]
+    eps_elsewhere = len(others) < len(named[2:]) and [p.name for p in taken[2:3]] != ["eps"]
+    if len(taken) > 1 and eps_elsewhere and not any(p.default is p.empty for p in others):
+        return norm_recipe(lambda x, weight, eps: function(x, weight, eps=eps), name=name)
     if len(taken) < 3 and not takes_any:
         raise TargetError(
             f"{name}{signature} does not take (x, weight, eps); a recipe says what it takes: see "

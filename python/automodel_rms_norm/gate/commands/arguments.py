@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "add_experiment",
     "add_selection",
     "add_target",
+    "check_expected",
     "check_output",
     "keys",
     "load_target",
@@ -60,10 +62,9 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def count(text: str) -> int:
-    found = counts(text)
-    if len(found) != 1:
+    if not text.strip().isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return found[0]
+    return int(text)
 
 
 def seconds(text: str) -> float:
@@ -152,6 +153,18 @@ def selection(options: argparse.Namespace) -> Selection:
 
 def properties(options: argparse.Namespace) -> list[Property]:
     return [p for p in PROPERTIES if p.key in options.property or not options.property]
+
+
+def check_expected(expected: Sequence[str], asked: Sequence[str]) -> None:
+    """That what must hold is checked at all.
+
+    Raises:
+        UsageError: for a property that is not among those asked.
+    """
+    if left_out := [key for key in expected if key not in asked]:
+        raise UsageError(
+            f"--expect {left_out[0]}: it is not checked; what is: {', '.join(asked) or 'nothing'}"
+        )
 
 
 def write_report(options: argparse.Namespace, values: object, markdown: str) -> None:

@@ -10,6 +10,7 @@ from automodel_rms_norm.gate.check import check
 from automodel_rms_norm.gate.commands.arguments import (
     add_selection,
     add_target,
+    check_expected,
     check_output,
     keys,
     properties,
@@ -45,12 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    chosen = selection(options)
+    chosen, asked = selection(options), properties(options)
+    check_expected(options.expect, [property.key for property in asked])
     for option in ("json", "markdown", "plot"):
         check_output(f"--{option}", getattr(options, option))
     report = check(
         options.target,
-        properties(options),
+        asked,
         options.device,
         chosen,
         Console(stderr=True),

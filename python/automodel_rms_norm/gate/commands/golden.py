@@ -47,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
         except ValueError as error:
             raise UsageError(str(error)) from error
         chosen = before.selection
-    asked = [p for p in properties(options) if p.key in recorded.KEYS]
+    known = recorded.KEYS if before is None or options.property else before.keys
+    asked = [p for p in properties(options) if p.key in known]
     report = check(
         options.target,
         asked,

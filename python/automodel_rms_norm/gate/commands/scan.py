@@ -15,6 +15,7 @@ from automodel_rms_norm.gate.checks import why_no_gpu
 from automodel_rms_norm.gate.commands.arguments import (
     UsageError,
     add_selection,
+    check_expected,
     check_output,
     count,
     keys,
@@ -73,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    asked = tuple(key for key in PROPERTIES if not options.property or key in options.property)
+    check_expected(options.expect, asked)
     for option in ("json", "markdown"):
         check_output(f"--{option}", getattr(options, option))
     try:
@@ -82,7 +85,6 @@ def run(options: argparse.Namespace) -> int:
     roots = dict.fromkeys(source.module.partition(".")[0] for source in package.sources)
     recipes = {n: made for root in roots for n, made in recipes_for(root, options.recipes).items()}
     entries = [e for e in survey(package, recipes) if options.function in e.function]
-    asked = tuple(key for key in PROPERTIES if not options.property or key in options.property)
     report = ScanReport(
         package.name,
         package.version,

@@ -112,10 +112,6 @@ class _Version:
         yield "install torch", self.install_torch
         for words in self.plan.install:
             yield f"install {shlex.join(words)}", partial(self.install_more, words)
-        yield (
-            "build",
-            lambda: self.pip_install("--no-deps", "--no-build-isolation", str(self.plan.source)),
-        )
 
     def make_environment(self) -> None:
         self.run(self.plan.python, self.plan.source / ".ci" / "make_venv.py", self.folder / "venv")
