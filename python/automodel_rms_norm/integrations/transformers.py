@@ -155,7 +155,7 @@ def _run(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
     """A copy of the module on the CPU with that weight, applied to x."""
     probe = copy.copy(module)
     probe._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
-    given = x.unflatten(0, (4, -1))  # of three dimensions: the second is not the last
+    given = x.view(4, -1, x.shape[-1])  # of three dimensions: the second is not the last
     try:
         with torch.no_grad():
             y, trained = probe.eval()(given), probe.train()(given)
