@@ -117,8 +117,8 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != _DTENSOR:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
+        finders = [f for f in sys.meta_path if f is not self and hasattr(f, "find_spec")]
+        found = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
@@ -126,8 +126,9 @@ class _Finder(MetaPathFinder):
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
-            sys.meta_path.remove(self)
-            _register()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _register()
 
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
