@@ -85,4 +85,8 @@ def check_sharded_weights_and_unequal_ranks_are_refused() -> None:
             for _ in range(1 + dist.get_rank()):
                 arn.rms_norm(whole.x[:8], weight, EPS).backward(whole.grad_y[:8])
 
+    first = dist.new_group([0])
+    if dist.get_rank() > 0:
+        message = "group must have this rank in it"
+        assert_refused(lambda: exact_grad_weight([weight], 8, first).__enter__(), message)
     assert_refused(unequal, "same number of backward passes", "1 on rank 0", "2 on rank 1")

@@ -1,5 +1,6 @@
 """Checks of integrations.megatron with a megatron-core wheel on the path."""
 
+import functools
 import inspect
 
 import baselines
@@ -94,14 +95,24 @@ def check_it_is_undone() -> None:
     assert "apply" not in vars(function)
 
 
-def check_another_signature_is_refused() -> None:
-    function = kernels.BatchInvariantRMSNormFn
-    before = inspect.getattr_static(function, "forward")
-    function.forward = staticmethod(lambda ctx, x, weight, eps: x)
+def assert_refused_with(owner: object, name: str, value: object, message: str) -> None:
+    before = inspect.getattr_static(owner, name)
+    setattr(owner, name, value)
     try:
-        assert_refused(
-            megatron.enable, "takes (x, weight, eps), not (x, weight, eps, zero_centered_gamma)"
-        )
+        assert_refused(megatron.enable, message)
     finally:
-        function.forward = before
-    assert "apply" not in vars(function)
+        setattr(owner, name, before)
+    assert "apply" not in vars(kernels.BatchInvariantRMSNormFn)
+
+
+def check_another_signature_is_refused() -> None:
+    function, expected = kernels.BatchInvariantRMSNormFn, "not (x, weight, eps, zero_centered_gamma"
+    with_less = staticmethod(lambda ctx, x, weight, eps: x)
+    assert_refused_with(function, "forward", with_less, f"takes (x, weight, eps), {expected}")
+    assert_refused_with(kernels, function.__name__, object, f"takes (), {expected}")
+
+
+def check_a_wrapper_that_does_not_call_the_function_is_refused() -> None:
+    for wrapper in (None, lambda x: x, functools.partial(kernels.rmsnorm_batch_invariant)):
+        message = "rmsnorm_batch_invariant does not call BatchInvariantRMSNormFn"
+        assert_refused_with(kernels, "rmsnorm_batch_invariant", wrapper, message)

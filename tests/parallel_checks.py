@@ -12,6 +12,7 @@ import support
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from automodel_rms_norm.integrations.transformers import convert
 from automodel_rms_norm.testing import assert_bitwise_equal
 from ranks import device, mesh_of
 from torch import Tensor, nn
@@ -252,6 +253,16 @@ def check_fully_shard() -> None:
 def check_hybrid_sharding() -> None:
     mesh = mesh_of(dist.get_world_size() // 2, 2, names=("replicate", "shard"))
     assert_data_parallel(lambda layer: fully_shard(layer, mesh=mesh, mp_policy=POLICY))
+
+
+def check_norms_that_are_sharded_are_not_converted() -> None:
+    """FSDP2 gathers a weight into the module that had it when it was sharded."""
+    model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.RMSNorm(HIDDEN, eps=1e-5))
+    fully_shard(model, mesh=mesh_of(dist.get_world_size()))
+    norm = model[1]
+    reason = convert(model).left["1"]
+    assert "has a sharded weight; convert the model before" in reason, reason
+    assert model[1] is norm
 
 
 # --- Context parallelism --------------------------------------------------------------------------

@@ -128,6 +128,23 @@ def test_a_norm_that_does_not_call_the_function_is_refused(fake):
     assert_refused(fake, "forward does not call _float32_rms_norm_fwd")
 
 
+def test_a_function_that_cannot_be_read_is_refused(fake):
+    fake._float32_rms_norm_fwd = max
+    assert_refused(fake, r"takes \(.*\), not \(x, weight, eps\)")
+
+
+def test_a_norm_without_python_code_is_refused(fake):
+    fake.Float32RMSNorm.forward = functools.partial(lambda self, x: x)
+    assert_refused(fake, "forward does not call _float32_rms_norm_fwd")
+
+
+def test_a_decorated_norm_is_read_below_its_decorators(fake):
+    forward = fake.Float32RMSNorm.forward
+    fake.Float32RMSNorm.forward = functools.wraps(forward)(lambda self, x: forward(self, x))
+    with automodel.enabled():
+        assert fake._float32_rms_norm_fwd is automodel._float32_rms_norm_fwd
+
+
 def test_it_is_enabled_and_disabled_once(fake, caplog):
     caplog.set_level("INFO")
     before = fake._float32_rms_norm_fwd
@@ -149,6 +166,6 @@ def test_the_context_manager_leaves_things_as_they_were(fake):
     with automodel.enabled():
         assert fake._float32_rms_norm_fwd is not before
         with automodel.enabled():
-            pass
+            automodel.disable()
         assert fake._float32_rms_norm_fwd is not before
     assert fake._float32_rms_norm_fwd is before

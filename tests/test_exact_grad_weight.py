@@ -98,6 +98,16 @@ def test_a_weight_with_a_gradient_is_refused():
         exact_grad_weight([weight], 8).__enter__()
 
 
+def test_a_weight_that_gets_no_gradient_is_refused_before_anything_is_hooked():
+    weight = nn.Parameter(torch.ones(8))
+    for frozen in (torch.ones(8), weight * 2):
+        with pytest.raises(ValueError, match="must be a leaf that requires a gradient"):
+            exact_grad_weight([weight, frozen], 8).__enter__()
+    with pytest.raises(TypeError, match="must be a tensor, got None"):
+        exact_grad_weight([weight, arn.RMSNorm(8, elementwise_affine=False).weight], 8).__enter__()
+    assert not weight._backward_hooks
+
+
 def test_no_partials_are_refused():
     with pytest.raises(ValueError, match="at least one tensor"):
         join_grad_weights([])

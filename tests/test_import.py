@@ -107,6 +107,21 @@ def test_import_is_quick_beside_torchs() -> None:
     assert min(float(succeed(program)) for _ in range(3)) < 0.5
 
 
+@pytest.mark.parametrize("before", ["", "importlib.util.find_spec('torch.distributed.tensor')"])
+def test_the_sharding_rules_come_with_dtensor(before: str) -> None:
+    """Also where somebody has looked for it without importing it."""
+    program = f"""
+        import importlib.util, sys
+        import automodel_rms_norm, torch
+        {before}
+        print("torch.distributed.tensor" in sys.modules)
+        from torch.distributed.tensor import DTensor
+        propagator = DTensor._op_dispatcher.sharding_propagator
+        print(torch.ops.automodel.rms_norm.default in propagator.op_strategy_funcs)
+    """
+    assert succeed(program) == "False\nTrue\n"
+
+
 def test_subnormal_numbers_survive_import() -> None:
     """Some libraries are linked with a start-up routine that flushes them to zero."""
     assert (

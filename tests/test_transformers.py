@@ -142,13 +142,31 @@ class Own(nn.Module):
 
 
 class Gated(Own):
-    def forward(self, x, gate):
-        return super().forward(x) * gate
+    """As Mamba2's, which its model always gives a gate."""
+
+    def forward(self, x, gate=None):
+        return super().forward(x) if gate is None else super().forward(x) * gate
 
 
 class Doubled(Own):
     def forward(self, x):
         return 2 * super().forward(x)
+
+
+class OfTheSecondDimension(Own):
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + self.eps) * self.weight
+
+
+class OtherInTraining(Own):
+    def forward(self, x):
+        return super().forward(x) * (2 if self.training else 1)
+
+
+class OfTwoDimensions(Own):
+    def forward(self, x):
+        rows, _ = x.shape
+        return super().forward(x) if rows else x
 
 
 class WithoutEps(Own):
@@ -175,15 +193,56 @@ def biased() -> nn.Module:
     return norm
 
 
-def hooked() -> nn.Module:
+def buffered() -> nn.Module:
     norm = Own()
-    norm.register_forward_hook(lambda module, x, y: None)
+    norm.register_buffer("steps", torch.zeros(()))
+    return norm
+
+
+def hooked(register: str) -> Callable[[], nn.Module]:
+    def make_norm() -> nn.Module:
+        norm = Own()
+        getattr(norm, register)(lambda *_: None)
+        return norm
+
+    return make_norm
+
+
+HOOKS = [
+    "register_forward_pre_hook",
+    "register_forward_hook",
+    "register_full_backward_pre_hook",
+    "register_full_backward_hook",
+    "register_state_dict_pre_hook",
+    "register_state_dict_post_hook",
+    "register_load_state_dict_pre_hook",
+    "register_load_state_dict_post_hook",
+]
+
+
+def parametrized() -> nn.Module:
+    return nn.utils.parametrize.register_parametrization(Own(), "weight", nn.Identity())
+
+
+def replaced_forward() -> nn.Module:
+    norm = Own()
+    norm.forward = norm.forward
     return norm
 
 
 def quantised() -> nn.Module:
     norm = Own()
     norm.weight = nn.Parameter(torch.ones(64, dtype=torch.int8), requires_grad=False)
+    return norm
+
+
+class Subclass(torch.Tensor):
+    """As quantised weights are, whose dtype is what they stand for."""
+
+
+def of_a_subclass() -> nn.Module:
+    norm = Own()
+    norm.weight = nn.Parameter(norm.weight.detach().as_subclass(Subclass))
     return norm
 
 
@@ -196,9 +255,16 @@ def without_a_number() -> nn.Module:
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "bias": (biased, "has bias, which the op has not"),
     "layer norm": (lambda: nn.LayerNorm(64), "has bias, which the op has not"),
-    "hooks": (hooked, "has hooks, which would be lost"),
+    "buffer": (buffered, "has the buffer steps, which the op has not"),
+    **{hook: (hooked(hook), "has hooks, which would be lost") for hook in HOOKS},
+    "parametrization": (parametrized, "has a parametrization, which would be lost"),
+    "forward": (replaced_forward, "has a forward of its own instance"),
     "quantised weight": (quantised, "has a weight of torch.int8"),
-    "gate": (Gated, "cannot be called with x alone: TypeError"),
+    "weight of a subclass": (of_a_subclass, "has a weight that is a Subclass, not a plain one"),
+    "gate": (Gated, "has the argument gate, which the op has not"),
+    "two dimensions": (OfTwoDimensions, "cannot be called with x alone: ValueError"),
+    "second dimension": (OfTheSecondDimension, "computes something else than"),
+    "training": (OtherInTraining, "computes something else in training"),
     "another formula": (Doubled, "computes something else"),
     "no eps in the sum": (WithoutEps, "computes something else"),
     "no eps": (without_a_number, "has no number called"),
@@ -243,6 +309,36 @@ def test_a_model_on_the_meta_device_can_be_converted() -> None:
     model = nn.Sequential(Own().to("meta"))
     assert convert(model).converted == {"0": SAME_ROUNDING}
     assert model[0].weight.is_meta
+
+
+def test_a_norm_that_is_compiled_by_itself_is_left() -> None:
+    """Its compiled forward is bound to the original."""
+    compiled = torch.compile(Own(), backend="eager")
+    assert "is compiled by itself" in convert(nn.Sequential(compiled)).left["0._orig_mod"]
+    model = torch.compile(nn.Sequential(Own()), backend="eager")
+    assert list(convert(model).converted) == ["_orig_mod.0"]
+
+
+def test_a_gated_norm_keeps_its_gate() -> None:
+    config = transformers.Mamba2Config(
+        **{key: SMALL[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size")},
+        num_heads=8,
+        head_dim=16,
+        state_size=16,
+        n_groups=1,
+        chunk_size=8,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    result = convert(model)
+    assert len(result.converted) == len(norms(model)) == 3
+    assert set(result.left.values()) == {"has the argument gate, which the op has not"}
+    with torch.no_grad():
+        assert model(TOKENS, use_cache=False).logits.isfinite().all()
+
+
+def test_layers_without_a_size_yet_are_no_norms() -> None:
+    model = nn.Sequential(nn.LazyLinear(8), Own())
+    assert list(convert(model).converted) == ["1"]
 
 
 def test_the_model_must_not_be_the_norm() -> None:

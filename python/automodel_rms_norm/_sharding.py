@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -12,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["register_when_dtensor_is_imported"]
+__all__ = ["is_sharded", "register_when_dtensor_is_imported"]
 
 _DTENSOR = "torch.distributed.tensor"
 
@@ -26,6 +26,11 @@ _OPS = {
     "add_rms_norm_forward": (False, False, False),
     "add_rms_norm_backward": (False, True),
 }
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """A DTensor of which a rank holds a part, or a term."""
+    return any(not placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
 def _check(op: str, name: str, spec: Any, allowed: Callable[[Any], bool], wanted: str) -> None:
@@ -102,22 +107,28 @@ def _register() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds torch.distributed.tensor once, and registers the rules when it has been executed."""
+    """Finds torch.distributed.tensor, and registers the rules when it has been executed.
+
+    It stays until then: importlib.util.find_spec asks for a module without importing it.
+    """
 
     def find_spec(
         self, name: str, path: Any, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != _DTENSOR:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        finders = [f for f in sys.meta_path if f is not self and hasattr(f, "find_spec")]
+        found = (finder.find_spec(name, path, target) for finder in finders)
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
-            _register()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _register()
 
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from automodel_rms_norm._sharding import is_sharded
 from automodel_rms_norm.reference import LEAF_ROWS
 
 __all__ = ["exact_grad_weight", "join_grad_weights"]
@@ -79,15 +80,17 @@ def exact_grad_weight(
         group: of the ranks that hold the rows; None where this process holds all.
 
     Raises:
-        ValueError: for other rows, a weight that has a gradient already or is sharded, and where
-            ranks had different numbers of backward passes.
-        TypeError: for a 16-bit weight.
+        ValueError: for other rows, a weight that is frozen, has a gradient already or is sharded,
+            a group without this rank, and where ranks had different numbers of backward passes.
+        TypeError: for a 16-bit weight, and for None.
     """
     leaves = rows // LEAF_ROWS
     if rows < 1 or rows % LEAF_ROWS or leaves & (leaves - 1):
         raise ValueError(
             f"exact_grad_weight: rows must be {LEAF_ROWS} times a power of two, got {rows}"
         )
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise ValueError("exact_grad_weight: group must have this rank in it")
     weights = list(weights)
     for weight in weights:
         _check_weight(weight)
@@ -134,10 +137,14 @@ def _gathered(partials: list[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
 
 
 def _check_weight(weight: Tensor) -> None:
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"exact_grad_weight: a weight must be a tensor, got {weight!r}")
     _check_unrounded("exact_grad_weight: a weight", weight)
+    if not weight.is_leaf or not weight.requires_grad:
+        raise ValueError("exact_grad_weight: a weight must be a leaf that requires a gradient")
     if weight.grad is not None:
         raise ValueError("exact_grad_weight: a weight has a gradient already; call zero_grad first")
-    if any(not placement.is_replicate() for placement in getattr(weight, "placements", ())):
+    if is_sharded(weight):
         raise ValueError(
             f"exact_grad_weight: a weight must be replicated, got {weight.placements}; "  # type: ignore[attr-defined]
             "fully_shard(..., ignored_params=...) leaves it whole"

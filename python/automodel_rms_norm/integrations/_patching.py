@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-__all__ = ["IntegrationError", "Patch", "require"]
+__all__ = ["IntegrationError", "Patch", "calls", "parameter_names", "require"]
 
 _INHERITED = object()
 
@@ -31,24 +32,38 @@ def require(module: str, distribution: str) -> ModuleType:
         ) from error
 
 
+def parameter_names(function: object) -> list[str]:
+    """The names of what a function takes; none where that cannot be known."""
+    try:
+        return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return []
+
+
+def calls(function: Any, name: str) -> bool:
+    """Whether the code of a function, under its decorators, looks that name up."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and name in code.co_names
+
+
 class Patch:
-    """Attributes of a stack that are to be the op's, replaced and restored together.
+    """An attribute of a stack that is to be the op, replaced and restored.
 
     Args:
         stack: how messages call it.
         distribution: of the stack, for its version.
-        find: imports the stack and returns (owner, attribute, replacement) for each. Raises
+        find: imports the stack and returns (owner, attribute, replacement). Raises
             IntegrationError where the stack does not offer what is to be replaced.
     """
 
     def __init__(
-        self, stack: str, distribution: str, find: Callable[[], Sequence[tuple[Any, str, Any]]]
+        self, stack: str, distribution: str, find: Callable[[], tuple[Any, str, Any]]
     ) -> None:
         self._stack = stack
         self._distribution = distribution
         self._find = find
-        # What was there; not empty while it is enabled.
-        self._before: list[tuple[Any, str, Any]] = []
+        # What was there; None while it is not enabled.
+        self._before: tuple[Any, str, Any] | None = None
 
     def version(self) -> str:
         try:
@@ -57,37 +72,41 @@ class Patch:
             return f"{self._distribution} of unknown version"
 
     def enable(self) -> None:
-        """Replaces them all, or none; says so in the log. Does nothing where it is done already."""
-        if self._before:
+        """Replaces it, and says so in the log. Does nothing where it is done already."""
+        if self._before is not None:
             return
-        replacements = self._find()
-        for owner, name, replacement in replacements:
-            self._before.append((owner, name, vars(owner).get(name, _INHERITED)))
-            setattr(owner, name, replacement)
+        owner, name, replacement = self._find()
+        self._before = owner, name, vars(owner).get(name, _INHERITED)
+        setattr(owner, name, replacement)
         logging.getLogger(self._stack).info(
-            "%s: replaced %s by the ops of automodel_rms_norm",
+            "%s: replaced %s.%s by the ops of automodel_rms_norm",
             self.version(),
-            ", ".join(f"{owner.__name__}.{name}" for owner, name, _ in replacements),
+            owner.__name__,
+            name,
         )
 
     def disable(self) -> None:
         """Puts back what was there. Does nothing where nothing is replaced."""
-        while self._before:
-            owner, name, before = self._before.pop()
-            if before is _INHERITED:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
+        if self._before is None:
+            return
+        owner, name, before = self._before
+        self._before = None
+        if before is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
     @contextmanager
     def enabled(self) -> Iterator[None]:
         """Enabled within; afterwards as before."""
-        was_enabled = bool(self._before)
+        was_enabled = self._before is not None
         self.enable()
         try:
             yield
         finally:
-            if not was_enabled:
+            if was_enabled:
+                self.enable()
+            else:
                 self.disable()
 
     def refuse(self, reason: str) -> IntegrationError:

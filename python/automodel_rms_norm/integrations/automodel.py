@@ -8,12 +8,11 @@ hooks, state dict and class that they have.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import Tensor
 
-from automodel_rms_norm.integrations._patching import Patch, require
+from automodel_rms_norm.integrations._patching import Patch, calls, parameter_names, require
 from automodel_rms_norm.ops import rms_norm
 
 __all__ = ["disable", "enable", "enabled"]
@@ -26,18 +25,18 @@ def _float32_rms_norm_fwd(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return rms_norm(x, weight, eps)
 
 
-def _find() -> list[tuple[Any, str, Any]]:
+def _find() -> tuple[Any, str, Any]:
     utils = require(_UTILS, "nemo-automodel")
     function = getattr(utils, _FUNCTION, None)
     norm = getattr(utils, "Float32RMSNorm", None)
     if function is None or norm is None:
         raise _patch.refuse(f"{_UTILS} has no Float32RMSNorm with {_FUNCTION}")
-    parameters = list(inspect.signature(function).parameters)
-    if parameters != ["x", "weight", "eps"]:
-        raise _patch.refuse(f"{_FUNCTION} takes ({', '.join(parameters)}), not (x, weight, eps)")
-    if _FUNCTION not in norm.forward.__code__.co_names:
+    taken = parameter_names(function)
+    if taken != ["x", "weight", "eps"]:
+        raise _patch.refuse(f"{_FUNCTION} takes ({', '.join(taken)}), not (x, weight, eps)")
+    if not calls(norm.forward, _FUNCTION):
         raise _patch.refuse(f"Float32RMSNorm.forward does not call {_FUNCTION}")
-    return [(utils, _FUNCTION, _float32_rms_norm_fwd)]
+    return utils, _FUNCTION, _float32_rms_norm_fwd
 
 
 _patch = Patch(__name__, "nemo-automodel", _find)

@@ -8,10 +8,9 @@ Transformer Engine included, so that is what is replaced.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-from automodel_rms_norm.integrations._patching import Patch, require
+from automodel_rms_norm.integrations._patching import Patch, calls, parameter_names, require
 from automodel_rms_norm.ops import rms_norm
 
 __all__ = ["disable", "enable", "enabled"]
@@ -20,19 +19,19 @@ _KERNELS = "megatron.core.transformer.custom_layers.batch_invariant_kernels"
 _FUNCTION = "BatchInvariantRMSNormFn"
 
 
-def _find() -> list[tuple[Any, str, Any]]:
+def _find() -> tuple[Any, str, Any]:
     kernels = require(_KERNELS, "megatron-core")
     function = getattr(kernels, _FUNCTION, None)
     if function is None:
         raise _patch.refuse(f"{_KERNELS} has no {_FUNCTION}")
-    taken = list(inspect.signature(function.forward).parameters)[1:]
-    expected = list(inspect.signature(rms_norm).parameters)
+    taken = parameter_names(getattr(function, "forward", None))[1:]
+    expected = parameter_names(rms_norm)
     if taken != expected:
         raise _patch.refuse(f"{_FUNCTION} takes ({', '.join(taken)}), not ({', '.join(expected)})")
     wrapper = getattr(kernels, "rmsnorm_batch_invariant", None)
-    if wrapper is None or _FUNCTION not in wrapper.__code__.co_names:
+    if not calls(wrapper, _FUNCTION):
         raise _patch.refuse(f"rmsnorm_batch_invariant does not call {_FUNCTION}")
-    return [(function, "apply", staticmethod(rms_norm))]
+    return function, "apply", staticmethod(rms_norm)
 
 
 _patch = Patch(__name__, "megatron-core", _find)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from automodel_rms_norm._sharding import is_sharded
 from automodel_rms_norm.formula import exact_rms_norm
-from automodel_rms_norm.integrations._patching import IntegrationError
+from automodel_rms_norm.integrations._patching import IntegrationError, parameter_names
 from automodel_rms_norm.modules import RMSNorm
 from automodel_rms_norm.ops import rms_norm
 
@@ -69,7 +71,11 @@ def convert(model: nn.Module) -> Conversion:
         if not _looks_like_a_norm(module):
             continue
         try:
-            replacements[module], result.converted[name] = _replacement(module, model)
+            if module is model:
+                raise _NoMatchError("is the whole model; put an RMSNorm in its place")
+            if name.endswith("_orig_mod"):
+                raise _NoMatchError("is compiled by itself; convert the model before that")
+            replacements[module], result.converted[name] = _replacement(module)
         except _NoMatchError as reason:
             result.left[name] = str(reason)
     if not result.converted and not result.left:
@@ -85,22 +91,25 @@ def convert(model: nn.Module) -> Conversion:
 
 
 def _looks_like_a_norm(module: nn.Module) -> bool:
-    if any(True for _ in module.children()):
+    if set(module._modules) - {"parametrizations"}:
         return False
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor):
-        return weight.dim() == 1
+        return not is_lazy(weight) and weight.dim() == 1
     return any(hasattr(module, name) for name in _EPS_NAMES)
 
 
-def _replacement(module: nn.Module, model: nn.Module) -> tuple[RMSNorm, str]:
+def _replacement(module: nn.Module) -> tuple[RMSNorm, str]:
     """The module's replacement and how the module rounds, or _NoMatchError."""
-    if module is model:
-        raise _NoMatchError("is the whole model; put an RMSNorm in its place")
     if isinstance(module, RMSNorm):
         raise _NoMatchError("is the op already")
+    if "parametrizations" in module._modules:
+        raise _NoMatchError("has a parametrization, which would be lost; remove it first")
     parameters = dict(module.named_parameters(recurse=False))
-    if others := sorted(set(parameters) - {"weight"}):
+    others = sorted(set(parameters) - {"weight"})
+    others += [f"the buffer {name}" for name, _ in module.named_buffers(recurse=False)]
+    others += [f"the argument {name}" for name in parameter_names(module.forward)[1:]]
+    if others:
         raise _NoMatchError(f"has {others[0]}, which the op has not")
     weight = parameters.get("weight")
     if weight is None:
@@ -110,10 +119,14 @@ def _replacement(module: nn.Module, model: nn.Module) -> tuple[RMSNorm, str]:
         )
     if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         raise _NoMatchError(f"has a weight of {weight.dtype}, which the op does not take")
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        raise _NoMatchError("has hooks, which would be lost; remove them first")
-    if any(key in vars(module) for key in ("forward", "parametrizations")):
+    if is_sharded(weight):
+        raise _NoMatchError("has a sharded weight; convert the model before it is sharded")
+    if type(weight) is not nn.Parameter and not hasattr(weight, "placements"):
+        raise _NoMatchError(f"has a weight that is a {type(weight).__name__}, not a plain one")
+    if "forward" in vars(module):
         raise _NoMatchError("has a forward of its own instance, which would be lost")
+    if any(value for name, value in vars(module).items() if name.endswith("_hooks")):
+        raise _NoMatchError("has hooks, which would be lost; remove them first")
     eps = _eps(module)
     zero_centered = _matching_formula(module, weight.numel(), eps)
     note = _rounding(module, weight, eps, zero_centered)
@@ -142,17 +155,20 @@ def _run(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
     """A copy of the module on the CPU with that weight, applied to x."""
     probe = copy.copy(module)
     probe._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+    given = x.view(4, -1, x.shape[-1])  # of three dimensions: the second is not the last
     try:
         with torch.no_grad():
-            y = probe.eval()(x)
+            y, trained = probe.eval()(given), probe.train()(given)
     except Exception as error:  # anybody's forward
         lines = str(error).strip().splitlines() or [""]
         raise _NoMatchError(
             f"cannot be called with x alone: {type(error).__name__}: {lines[0]}"
         ) from error
-    if not isinstance(y, Tensor) or y.shape != x.shape:
+    if not isinstance(y, Tensor) or y.shape != given.shape:
         raise _NoMatchError("does not return a tensor of x's shape")
-    return y
+    if not torch.equal(y, trained):
+        raise _NoMatchError("computes something else in training")
+    return y.view_as(x)
 
 
 def _matching_formula(module: nn.Module, hidden: int, eps: float) -> bool:
