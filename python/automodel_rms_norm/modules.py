@@ -24,8 +24,7 @@ class RMSNorm(nn.Module):
         device: of the weight.
         dtype: of the weight.
         zero_centered_gamma: the gain is ``weight + 1``, and weight starts at 0 instead of 1. A
-        bfloat16
-            weight near 0 can follow updates that one near 1 would round away.
+            bfloat16 weight near 0 can follow updates that one near 1 would round away.
         elementwise_affine: False for no weight.
 
     Raises:

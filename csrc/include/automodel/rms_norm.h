@@ -33,7 +33,7 @@ c10::TypedOperatorHandle<Signature> find(const std::string& name) {
 //
 // zero_centered_gamma: w is weight + 1, added in float32 (float64 for float64 x).
 //
-// Returns y, contiguous, of x's shape and dtype; differentiable once with respect to x and weight.
+// Returns y, contiguous, of x's shape and dtype; differentiable with respect to x and weight.
 // The bits are those of the numerics contract, the same as from Python. Throws c10::Error.
 inline at::Tensor rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight, double eps,
                            bool zero_centered_gamma = false) {
@@ -46,7 +46,7 @@ inline at::Tensor rms_norm(const at::Tensor& x, const std::optional<at::Tensor>&
 //
 // residual: of x's shape, dtype and device; any strides. The rest as for rms_norm.
 //
-// Returns y and sum, contiguous; differentiable once with respect to x, residual and weight.
+// Returns y and sum, contiguous; differentiable with respect to x, residual and weight.
 inline std::tuple<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x,
                                                        const at::Tensor& residual,
                                                        const std::optional<at::Tensor>& weight,
