@@ -145,7 +145,7 @@ not_a_norm = Recipe(torch.sin, {"x": tensor("rows", "hidden")}, name="sin")
     [
         (["nothing"], "there is no target 'nothing'"),
         (["test_dpo:not_a_norm"], "sin takes x, and a model's norm has (x, weight, eps)"),
-        (["op", "--hidden", "0"], "'0' is not a list of positive numbers"),
+        (["op", "--hidden", "0"], "'0' is not a positive number"),
     ],
 )
 def test_wrong_arguments_are_one_line(
