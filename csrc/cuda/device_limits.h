@@ -5,9 +5,12 @@
 
 namespace automodel::cuda {
 
+// More than the static arrays of any kernel that also has dynamic shared memory.
+constexpr size_t kStaticShared = 5 * 1024;
+
 struct DeviceLimits {
   int multiprocessors;
-  size_t shared_per_block;
+  size_t shared_per_block;  // dynamic, beside kStaticShared
   // A kernel may begin before the previous one has ended, and blocks may form clusters: the device
   // can do it, and the code that it runs was compiled for it.
   bool overlap;

@@ -39,9 +39,6 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-// More than the static arrays of any kernel that also has dynamic shared memory.
-constexpr size_t kStaticShared = 5 * 1024;
-
 // Lets a kernel be launched with so many bytes of dynamic shared memory.
 template <class Kernel>
 cudaError_t allow_shared(Kernel* kernel, size_t bytes) {

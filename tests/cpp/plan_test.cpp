@@ -13,7 +13,6 @@ using numerics::BackwardParams;
 using numerics::DType;
 
 constexpr size_t kKiB = 1024;
-constexpr size_t kStatic = 5 * kKiB;  // is not for the plan
 
 struct Gpu {
   const char* name;
@@ -21,11 +20,11 @@ struct Gpu {
 };
 // How many clusters fit was not measured.
 const Gpu kGpus[] = {
-    {"H200", {132, 227 * kKiB - kStatic, true, 8, {132, 132, 128, 120}}},
-    {"B200", {148, 227 * kKiB - kStatic, true, 8, {148, 148, 144, 128}}},
-    {"a slice of an H200", {16, 227 * kKiB - kStatic, true, 2, {16, 16}}},
-    {"A100", {108, 163 * kKiB - kStatic, false, 1, {108}}},
-    {"L4", {58, 99 * kKiB - kStatic, false, 1, {58}}},
+    {"H200", {132, 227 * kKiB - kStaticShared, true, 8, {132, 132, 128, 120}}},
+    {"B200", {148, 227 * kKiB - kStaticShared, true, 8, {148, 148, 144, 128}}},
+    {"a slice of an H200", {16, 227 * kKiB - kStaticShared, true, 2, {16, 16}}},
+    {"A100", {108, 163 * kKiB - kStaticShared, false, 1, {108}}},
+    {"L4", {58, 99 * kKiB - kStaticShared, false, 1, {58}}},
 };
 
 struct Case {

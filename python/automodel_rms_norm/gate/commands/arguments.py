@@ -55,14 +55,18 @@ def dtypes(text: str) -> tuple[torch.dtype, ...]:
     return tuple(DTYPES[name] for name in chosen)
 
 
+def _is_count(text: str) -> bool:
+    return text.strip().isdecimal() and int(text) > 0
+
+
 def counts(text: str) -> tuple[int, ...]:
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in text.split(",")):
+    if not all(map(_is_count, text.split(","))):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive numbers")
     return tuple(int(part) for part in text.split(","))
 
 
 def count(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) == 0:
+    if not _is_count(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
 
