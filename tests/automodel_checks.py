@@ -5,10 +5,11 @@ import io
 import automodel_rms_norm as arn
 import support
 import torch
+import torch.distributed as dist
 from automodel_rms_norm.integrations import automodel
 from automodel_rms_norm.testing import assert_bitwise_equal
 from nemo_automodel.components.models.common import utils
-from ranks import mesh_of
+from ranks import device, mesh_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -23,6 +24,7 @@ EPS = 1e-5
 
 def norm_with(weight: Tensor) -> nn.Module:
     norm = utils.initialize_rms_norm_module("torch_fp32", weight.numel(), EPS, dtype=weight.dtype)
+    norm.to(weight.device)
     assert isinstance(norm, utils.Float32RMSNorm)
     norm.weight.data.copy_(weight)
     return norm
@@ -35,7 +37,7 @@ def differentiated(norm: nn.Module, inputs: support.Inputs) -> support.Outputs:
 
 
 def check_every_norm_is_the_op_while_it_is_enabled() -> None:
-    inputs = support.make_inputs(3, 5, 160)
+    inputs = support.make_inputs(3, 5, 160, device=device())
     expected = support.forward_backward(arn.rms_norm, inputs, EPS)
     before, forward = norm_with(inputs.weight), utils._float32_rms_norm_fwd
     weight, keys = before.weight, list(before.state_dict())
@@ -70,7 +72,7 @@ def model(seed: int = 0) -> nn.Module:
     made = LlamaForCausalLM(config, backend=backend).to(torch.bfloat16)
     for norm in norms(made).values():
         norm.weight.data = (1 + 0.4 * torch.randn(norm.weight.shape)).bfloat16()
-    return made.train()
+    return made.to(device()).train()
 
 
 def norms(model: nn.Module) -> dict[str, nn.Module]:
@@ -83,7 +85,7 @@ def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def check_a_model_of_automodel() -> None:
-    tokens = torch.randint(96, (2, 12), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(96, (2, 12), generator=torch.Generator().manual_seed(0)).to(device())
     original, saved = model(), io.BytesIO()
     torch.save(original.state_dict(), saved)
     seen = []
@@ -108,12 +110,12 @@ def check_a_model_of_automodel() -> None:
 
 def check_a_tensor_parallel_plan() -> None:
     """The norms of AutoModel's sequence-parallel Llama plan, around one of its norms."""
-    mesh = mesh_of(2, names=("tp",))
-    inputs = support.make_inputs(2, 8, 64)
+    mesh = mesh_of(dist.get_world_size(), names=("tp",))
+    inputs = support.make_inputs(2, 8, 64, device=device())
     with automodel.enabled():
         block = nn.Sequential(
             norm_with(inputs.weight), nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
-        ).bfloat16()
+        ).to(device(), torch.bfloat16)
         block[0].weight.data.copy_(inputs.weight)
         expected = arn.rms_norm(inputs.x, inputs.weight, EPS)
         plan = {

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import unittest.mock
+from types import SimpleNamespace
 
 import baselines
 import support
@@ -11,6 +13,7 @@ from automodel_rms_norm.testing import assert_bitwise_equal
 from megatron.core.transformer.custom_layers import batch_invariant_kernels as kernels
 from ranks import device
 from sharding_checks import assert_refused
+from torch import Tensor
 
 EPS = 1e-5
 
@@ -84,6 +87,34 @@ def check_splitting_the_batch_changes_nothing() -> None:
             for name in ("y", "grad_x"):
                 joined = torch.cat([getattr(part, name) for part in parts])
                 assert_bitwise_equal(joined, getattr(whole, name), name)
+
+
+def check_batch_invariant_mode_leaves_the_op_its_bits() -> None:
+    """The mode without its part for Transformer Engine, whose torch library has no wheel."""
+    inputs = inputs_of()
+    without = {f"_te_{name}_for_batch_invariant": lambda: None for name in ("patch", "unpatch")}
+    with (
+        unittest.mock.patch.multiple(kernels, **without),
+        megatron.enabled(),
+        kernels.set_batch_invariant_mode(),
+    ):
+        assert kernels.is_batch_invariant_mode_enabled()
+        actual = support.forward_backward(kernels.rmsnorm_batch_invariant, inputs, EPS)
+    support.assert_same(actual, support.reference_outputs(inputs, EPS))
+
+
+def check_what_the_mode_makes_of_transformer_engines_norm() -> None:
+    """The forward that every `transformer_engine.pytorch.RMSNorm` gets in the mode."""
+    for zero_centered_gamma in (False, True):
+        inputs = inputs_of(zero_centered_gamma)
+
+        def forward(x: Tensor, weight: Tensor, eps: float, zero_centered_gamma: bool) -> Tensor:
+            norm = SimpleNamespace(weight=weight, eps=eps, zero_centered_gamma=zero_centered_gamma)
+            return kernels._te_rmsnorm_forward_patched(norm, x)
+
+        with megatron.enabled():
+            actual = support.forward_backward(forward, inputs, EPS, zero_centered_gamma)
+        support.assert_same(actual, support.reference_outputs(inputs, EPS, zero_centered_gamma))
 
 
 def check_it_is_undone() -> None:

@@ -15,10 +15,13 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+# For parametrize: on the CPU, and on a GPU.
+BACKENDS = ["gloo", pytest.param("nccl", marks=pytest.mark.cuda)]
 _TIMEOUT = datetime.timedelta(seconds=60)
 _PRELOAD = ["automodel_rms_norm", "torch.distributed.tensor.parallel", "torch.distributed.fsdp"]
 

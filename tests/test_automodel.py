@@ -31,21 +31,22 @@ TRANSFORMERS_OF_THE_LLAMA = {"0.4.0": "5.5.0", "0.5.0": "5.8.1"}
 
 
 @functools.cache
-def reports(path: Path) -> dict[str, str]:
-    return ranks.run("automodel_checks", CHECKS, 2, paths=[path])
+def reports(path: Path, backend: str) -> dict[str, str]:
+    return ranks.run("automodel_checks", CHECKS, 1 if backend == "nccl" else 2, backend, [path])
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
 @pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("backend", ranks.BACKENDS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_release(version: str, name: str, wheel_cache: Path) -> None:
+def test_release(version: str, backend: str, name: str, wheel_cache: Path) -> None:
     installed = importlib.metadata.version("transformers")
     required = TRANSFORMERS_OF_THE_LLAMA.get(version, installed)
     if name == "check_a_model_of_automodel" and installed != required:
         pytest.skip(f"the Llama of {version} needs transformers {required}, found {installed}")
-    report = reports(wheels.unpacked("nemo-automodel", version, wheel_cache))[name]
+    report = reports(wheels.unpacked("nemo-automodel", version, wheel_cache), backend)[name]
     assert not report, report
 
 

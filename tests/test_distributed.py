@@ -19,6 +19,11 @@ RUNS = [
     for world in (2, 4)
     for check in CHECKS
 ]
+OF_SEVERAL_PROCESSES = [
+    "check_rows_keep_their_bits_on_a_mesh_of_two_dimensions",
+    "check_hybrid_sharding",
+    "check_sharded_weights_and_unequal_ranks_are_refused",
+]
 
 
 @functools.cache
@@ -38,4 +43,13 @@ def test_on_nccl(world: int, module: str, name: str) -> None:
     if reason := support.why_not_gpus(world):
         pytest.skip(reason)
     report = reports(module, world, "nccl")[name]
+    assert not report, report
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("module", "name"), [c for c in CHECKS if c[1] not in OF_SEVERAL_PROCESSES]
+)
+def test_on_nccl_with_one_gpu(module: str, name: str) -> None:
+    report = reports(module, 1, "nccl")[name]
     assert not report, report

@@ -27,18 +27,19 @@ ANY_PYTHON += [f"--platform=manylinux_2_28_{platform.machine()}"]
 
 
 @functools.cache
-def reports(path: Path) -> dict[str, str]:
-    return ranks.run("megatron_checks", CHECKS, 1, paths=[path])
+def reports(path: Path, backend: str) -> dict[str, str]:
+    return ranks.run("megatron_checks", CHECKS, 1, backend, [path])
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton, which Megatron needs, is missing"
 )
 @pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("backend", ranks.BACKENDS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_release(version: str, name: str, wheel_cache: Path) -> None:
+def test_release(version: str, backend: str, name: str, wheel_cache: Path) -> None:
     folder = wheels.unpacked("megatron-core", version, wheel_cache, *ANY_PYTHON)
-    report = reports(folder)[name]
+    report = reports(folder, backend)[name]
     assert not report, report
 
 

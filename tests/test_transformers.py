@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import automodel_rms_norm as arn
@@ -60,17 +59,21 @@ ARCHITECTURES = {
     ),
 }
 TOKENS = torch.randint(1, 95, (2, 10), generator=torch.Generator().manual_seed(0))
+# Its backward pass has the same bits in every run, on a GPU too.
+ATTENTION = {"attn_implementation": "eager"}
 
 
-def make(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+def make(
+    name: str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> nn.Module:
     torch.manual_seed(0)
     architecture = ARCHITECTURES[name]
     config = getattr(transformers, architecture.config)(**architecture.options)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, **ATTENTION)
     for parameter in model.parameters():
         if parameter.dim() == 1:
             parameter.data += 0.4 * torch.randn(parameter.shape).to(dtype)
-    return model.eval()
+    return model.to(device).eval()
 
 
 def norms(model: nn.Module) -> list[arn.RMSNorm]:
@@ -79,8 +82,8 @@ def norms(model: nn.Module) -> list[arn.RMSNorm]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_all_norms_are_converted_and_compute_the_same(name, dtype):
-    model = make(name, dtype)
+def test_all_norms_are_converted_and_compute_the_same(name, dtype, device):
+    model, tokens = make(name, dtype, device), TOKENS.to(device)
     original = copy.deepcopy(model)
     parameters = dict(model.named_parameters())
     result = convert(model)
@@ -91,22 +94,23 @@ def test_all_norms_are_converted_and_compute_the_same(name, dtype):
     assert list(model.state_dict()) == list(original.state_dict())
     assert all(parameter is parameters[key] for key, parameter in model.named_parameters())
     with torch.no_grad():
-        difference = (model(TOKENS).logits - original(TOKENS).logits).abs().max()
+        difference = (model(tokens).logits - original(tokens).logits).abs().max()
     # Five to thirteen norms of two layers, each other by a rounding or two, seen through products
     # of 64 terms of size 1: 13 * 2 * 64^0.5 roundings of logits below 4.
     assert difference <= 13 * 2 * 8 * 4 * torch.finfo(dtype).eps / 2
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_generate_forward_backward_checkpointing_save_and_load(name: str, tmp_path: Path):
-    model = make(name, torch.bfloat16)
+def test_generate_forward_backward_checkpointing_save_and_load(name, device, tmp_path):
+    model = make(name, torch.bfloat16, device)
     convert(model)
-    out = model.generate(TOKENS, max_new_tokens=4, do_sample=False)
+    tokens = TOKENS.to(device)
+    out = model.generate(tokens, max_new_tokens=4, do_sample=False)
     assert out.shape == (2, 14)
 
     def gradients() -> dict[str, torch.Tensor]:
         model.zero_grad()
-        model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
+        model(tokens, labels=tokens, use_cache=False).loss.backward()
         return {key: parameter.grad for key, parameter in model.named_parameters()}
 
     model.train()
@@ -119,10 +123,10 @@ def test_generate_forward_backward_checkpointing_save_and_load(name: str, tmp_pa
         assert norm.weight.grad.abs().sum() > 0
     model.gradient_checkpointing_disable()
     model.eval().save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
-    convert(loaded)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16, **ATTENTION)
+    convert(loaded.to(device).eval())
     with torch.no_grad():
-        assert_bitwise_equal(loaded(TOKENS).logits, model(TOKENS).logits, "logits")
+        assert_bitwise_equal(loaded(tokens).logits, model(tokens).logits, "logits")
 
 
 # --- What is left alone ---------------------------------------------------------------------------

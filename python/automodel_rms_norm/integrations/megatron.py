@@ -1,9 +1,10 @@
 """Megatron-Core: its batch-invariant norm becomes the op, on CPU tensors too.
 
 Megatron's own forward computes ``weight + 1`` for zero_centered_gamma and then multiplies by
-``weight``; its backward multiplies by the weight twice in one term of grad_x. Everything there goes
-through ``BatchInvariantRMSNormFn.apply``, ``rmsnorm_batch_invariant`` and the patched norm of
-Transformer Engine included, so that is what is replaced.
+``weight``; its backward multiplies by the weight twice in one term of grad_x. What is replaced is
+``BatchInvariantRMSNormFn.apply``, through which ``rmsnorm_batch_invariant`` and, in batch-invariant
+mode, ``transformer_engine.pytorch.RMSNorm`` go. Transformer Engine's modules that join a norm with
+a linear layer do not: there Megatron has a computation of its own.
 """
 
 from __future__ import annotations
