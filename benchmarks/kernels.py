@@ -111,7 +111,7 @@ BARS = [
 def tables(records: list[Record]) -> list[Table]:
     main = [r for r in records if all(r.get(key, False) == value for key, value in MAIN.items())]
     result = [peers_table(what, select(main, what=what)) for what in distinct(main, "what")]
-    return [*result, variants_table(records), bars_table(main)]
+    return [*result, variants_table(records), bars_table(main), fixes_table(main)]
 
 
 def peers_table(what: str, records: list[Record]) -> Table:
@@ -145,8 +145,12 @@ def variants_table(records: list[Record]) -> Table:
     return Table("variants", "op: bandwidth as a share of the copy's", columns, rows)
 
 
+def share(record: Record) -> float:
+    return float(record["gbps"] / record["copy_gbps"])
+
+
 def bars_table(records: list[Record]) -> Table:
-    """The least share of each bar, and how the fastest peer of the run compares."""
+    """The least share of each bar, and how the fastest peer compares, by its share."""
     rows = []
     timed = [record for record in records if record["us"] is not None]
     for what, span, holds, must, aim in BARS:
@@ -154,17 +158,29 @@ def bars_table(records: list[Record]) -> Table:
         ours = {r["hidden"]: r for r in select(of_bar, impl="op")}
         if not ours:
             continue
-        share, worst = min((r["gbps"] / r["copy_gbps"], hidden) for hidden, r in ours.items())
+        least, worst = min((share(r), hidden) for hidden, r in ours.items())
         ahead = [
-            (r["us"] / ours[r["hidden"]]["us"], r["impl"], r["hidden"])
+            (share(ours[r["hidden"]]) / share(r), r["impl"], r["hidden"])
             for r in of_bar
             if r["impl"] != "op" and r["hidden"] in ours
         ]
         peer = "{:.2f}, {} at {}".format(*min(ahead)) if ahead else "–"
-        met = "aim" if share >= aim else "yes" if share >= must else "no"
-        rows.append([f"{what}, {span}", f"{must}", f"{aim}", f"{share:.3f} at {worst}", met, peer])
-    columns = ["bar", "must", "aim", "least", "met", "least of a peer's time over ours"]
+        met = "aim" if least >= aim else "yes" if least >= must else "no"
+        rows.append([f"{what}, {span}", f"{must}", f"{aim}", f"{least:.3f} at {worst}", met, peer])
+    columns = ["bar", "must", "aim", "least", "met", "least of our share over a peer's"]
     return Table("bars", "The bars", columns, rows)
+
+
+def fixes_table(records: list[Record]) -> Table:
+    """AutoModel's affected function and what could be in its place, in one width."""
+    whats = ["forward", "backward", "backward_frozen"]
+    rows = []
+    for impl in ("automodel_0_6", "automodel_0_6_static", "automodel_0_7", "torch", "op"):
+        fields = {"impl": impl, "hidden": 4096}
+        rows.append(
+            [impl, *(cell(records, harness.share_of_copy, what=w, **fields) for w in whats)]
+        )
+    return Table("fixes", "Hidden 4096, as a share of the copy's", ["", *whats], rows)
 
 
 def panels(records: list[Record]) -> list[Panel]:
@@ -174,7 +190,7 @@ def panels(records: list[Record]) -> list[Panel]:
             what,
             "hidden",
             "share of the copy's bandwidth",
-            harness.points(select(main, what=what), "hidden", lambda r: r["gbps"] / r["copy_gbps"]),
+            harness.points(select(main, what=what), "hidden", share),
         )
         for what in distinct(main, "what")
     ]

@@ -15,7 +15,7 @@ import harness
 from harness import Program, Record
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "docs" / name for name in ("performance.md", "training.md")]
+DOCUMENTS = [ROOT / "docs" / name for name in ("performance.md", "training.md", "investigation.md")]
 RESULTS = ROOT / "benchmarks" / "results"
 SECTION = re.compile(r"<!-- (\w+) (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 NOTHING = "Not measured yet."

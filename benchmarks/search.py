@@ -61,6 +61,13 @@ def kept(values: object) -> list[Tensor]:
     return [t.detach().to("cpu", copy=True) for t in tensors if t.layout == torch.strided]
 
 
+def without_random_state(op: str, tensors: list[Tensor]) -> list[Tensor]:
+    """Attention returns the state of its dropout and takes it back, not initialised without one."""
+    if "scaled_dot_product" not in op:
+        return tensors
+    return [t for t in tensors if t.is_floating_point()]
+
+
 # --- Run op by op ---------------------------------------------------------------------------------
 
 
@@ -119,11 +126,12 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        inputs = kept((args, kwargs))
+        kwargs, op = kwargs or {}, str(func)
+        inputs = without_random_state(op, kept((args, kwargs)))
         result = func(*args, **kwargs)
-        if "empty" not in str(func):
-            self.calls.append(Call(str(func), self.modules.current(), inputs, kept(result)))
+        if "empty" not in op:
+            outputs = without_random_state(op, kept(result))
+            self.calls.append(Call(op, self.modules.current(), inputs, outputs))
         return result
 
 
