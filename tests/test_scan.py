@@ -173,3 +173,49 @@ def test_an_interrupted_run_keeps_what_was_measured(stop, tmp_path):
     report = json.loads(path.read_text())
     assert report["interrupted"]
     assert answers(path)["good"]["answer"]["properties"]["P1"]["cases"] > 0
+
+
+# --- Going on -------------------------------------------------------------------------------------
+
+
+def edited(path: Path, name: str, **changes) -> None:
+    """Changes the answer for a function in a file of --json."""
+    report = json.loads(path.read_text())
+    for function in report["functions"]:
+        if function["function"].endswith(f":{name}"):
+            function["answer"] |= changes
+    path.write_text(json.dumps(report))
+
+
+def test_a_scan_goes_on_where_another_stopped(tmp_path, capsys):
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    assert scan("--json", str(before), "--function", "norms:good") == 0
+    edited(before, "good", graphs=[])  # so that it can be told from a new one
+    capsys.readouterr()
+    assert scan("--json", str(after), "--function", "norms:", "--resume", str(before)) == 1
+    assert answers(after)["good"]["answer"] == answers(before)["good"]["answer"]
+    assert answers(after)["by_grad_mode"]["answer"]["properties"]
+    assert "driven_package.norms:good" not in capsys.readouterr().err
+
+
+def test_what_did_not_end_is_measured_again(tmp_path):
+    path = tmp_path / "scan.json"
+    arguments = ["--json", str(path), "--function", "norms:good"]
+    assert scan(*arguments) == 0
+    edited(path, "good", why_not="it took more than 10 s", properties={})
+    assert scan(*arguments, "--resume", str(path)) == 0
+    assert answers(path)["good"]["answer"]["properties"]
+
+
+def test_a_scan_does_not_go_on_from_something_else(tmp_path, capsys):
+    path = tmp_path / "scan.json"
+    assert scan("--resume", str(path)) == 2
+    assert f"--resume {path} is no file of scan --json: " in capsys.readouterr().err
+    path.write_text("[]")
+    assert scan("--resume", str(path)) == 2
+    assert f"--resume {path} is no file of scan --json: " in capsys.readouterr().err
+    assert scan("--json", str(path), "--function", "norms:good") == 0
+    assert scan("--resume", str(path), "--widths", "256") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"numerics-gate: --resume {path} is of another scan: selection ")
+    assert "'widths': [128]" in error.partition(", here ")[0]

@@ -8,6 +8,7 @@ import os
 import time
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
 
@@ -28,6 +29,7 @@ from automodel_rms_norm.gate.recipes import recipes_for
 from automodel_rms_norm.gate.scan.drive import GRAPHS, Job
 from automodel_rms_norm.gate.scan.processes import measure
 from automodel_rms_norm.gate.scan.report import Row, ScanReport
+from automodel_rms_norm.gate.scan.resume import resume
 from automodel_rms_norm.gate.scan.sources import ScanError, read_package
 from automodel_rms_norm.gate.scan.survey import Entry, survey
 
@@ -69,6 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="functions at once (default %(default)s)",
     )
+    parser.add_argument(
+        "--resume",
+        metavar="FILE",
+        help="go on from a FILE of --json: what it has to the end is not measured again",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write every outcome to FILE")
     parser.add_argument("--markdown", metavar="FILE", help="also write the report to FILE")
 
@@ -98,6 +105,12 @@ def run(options: argparse.Namespace) -> int:
         write_report(options, report.as_json(), report.list_as_markdown())
         return 0
     report.environment = environment()
+    report.selection = _selection(options)
+    if options.resume:
+        try:
+            resume(report, options.resume)
+        except ScanError as error:
+            raise UsageError(f"--resume {error}") from error
     _measure(report, options)
     report.print(Console())
     if report.interrupted:
@@ -109,11 +122,10 @@ def _measure(report: ScanReport, options: argparse.Namespace) -> None:
     """Fills in the answers as they come, and the files with them."""
     start, progress = time.monotonic(), Console(stderr=True)
     limit = options.timeout or math.inf
-    device = ("cpu" if why_no_gpu() else "cuda") if options.device == "auto" else options.device
     jobs = {
-        _job(row.entry, device, report.asked, options): place
+        _job(row.entry, report): place
         for place, row in enumerate(report.rows)
-        if row.entry.driven
+        if row.entry.driven and row.answer is None
     }
     try:
         with closing(measure(list(jobs), options.jobs, limit)) as answers:
@@ -129,18 +141,21 @@ def _measure(report: ScanReport, options: argparse.Namespace) -> None:
     write_report(options, report.as_json(), report.as_markdown())
 
 
-def _job(entry: Entry, device: str, asked: tuple[str, ...], options: argparse.Namespace) -> Job:
+def _selection(options: argparse.Namespace) -> dict[str, Any]:
+    """Of each job, what is the same for all; plain values."""
     chosen = selection(options)
-    dtypes = tuple(NAMES[dtype] for dtype in chosen.dtypes)
-    return Job(
-        entry.function,
-        entry.settings,
-        options.recipes,
-        device,
-        asked,
-        chosen.quick,
-        dtypes,
-        chosen.widths,
-        chosen.rows,
-        options.compiles,
-    )
+    return {
+        "recipes": options.recipes,
+        "device": ("cpu" if why_no_gpu() else "cuda")
+        if options.device == "auto"
+        else options.device,
+        "quick": chosen.quick,
+        "dtypes": tuple(NAMES[dtype] for dtype in chosen.dtypes),
+        "widths": chosen.widths,
+        "rows": chosen.rows,
+        "repeats": options.compiles,
+    }
+
+
+def _job(entry: Entry, report: ScanReport) -> Job:
+    return Job(entry.function, entry.settings, asked=report.asked, **report.selection)

@@ -78,7 +78,8 @@ class Row:
 class ScanReport:
     """The rows are in the order of the source; `asked` are the columns.
 
-    ``expected`` are those that must hold, all if it is empty.
+    ``expected`` are those that must hold, all if it is empty; ``selection`` are the fields that all
+    jobs share.
     """
 
     package: str
@@ -88,6 +89,7 @@ class ScanReport:
     unread: dict[str, str]
     environment: dict[str, str] = field(default_factory=dict)
     expected: tuple[str, ...] = ()
+    selection: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
     seconds: float = 0.0
 
@@ -203,6 +205,7 @@ class ScanReport:
             "interrupted": self.interrupted,
             "seconds": round(self.seconds, 1),
             "asked": self.asked,
+            "selection": self.selection,
             "environment": self.environment,
             "unread": self.unread,
             "functions": [
