@@ -1,6 +1,6 @@
 """Every kind of CUDA kernel gives the CPU's bits: each number of virtual threads, with chunks that
 fill them or not, with as many rows as the kernels for whole rows are for, and with few; threads
-that hold several rows; and units that blocks of a cluster share."""
+that hold several rows; units that blocks of a cluster share; and units cut in halves."""
 
 import added
 import pytest
@@ -67,6 +67,18 @@ def test_bits_are_the_cpus_where_blocks_share_a_unit(multiple, hidden, dtype):
     """With or without a residual, a cluster of two to eight blocks joins slices of one to eight
     leaves; the last cluster has blocks without rows."""
     rows = multiple * multiprocessors() + 5
+    assert_bits_are_the_cpus(drawn((rows, hidden), dtype, hidden))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("hidden", "dtype"),
+    [(1152, torch.bfloat16), (3072, torch.float16), (5120, torch.bfloat16), (2048, torch.float32)],
+    ids=str,
+)
+def test_bits_are_the_cpus_where_the_last_wave_is_cut(hidden, dtype):
+    """tests/cpp/plan_test.cpp has the same shapes."""
+    rows = 80 * multiprocessors() * (256 // virtual_threads(hidden)) + 5
     assert_bits_are_the_cpus(drawn((rows, hidden), dtype, hidden))
 
 

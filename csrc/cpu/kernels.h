@@ -22,7 +22,7 @@ struct Kernels {
 
 // A row for each level of the unit's tree.
 inline int64_t backward_scratch_elements(const numerics::BackwardParams& params) {
-  return numerics::tree_levels(params.unit_leaves) * params.hidden;
+  return numerics::tree_levels(params.units.leaves) * params.hidden;
 }
 
 extern const Kernels kScalarKernels;

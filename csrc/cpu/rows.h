@@ -255,7 +255,7 @@ void backward_units(const BackwardParams& params, int64_t begin, int64_t end, vo
   using A = numerics::Accumulate<X>;
   const int64_t hidden = params.hidden;
   A* const levels = static_cast<A*>(scratch);
-  const int64_t unit_rows = params.unit_leaves * kLeafRows;
+  const int64_t unit_rows = params.units.leaves * kLeafRows;
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t last = earlier((unit + 1) * unit_rows, params.rows);
     int64_t leaves = 0;
@@ -279,15 +279,15 @@ void join_columns(const BackwardParams& params, int64_t begin, int64_t end) {
   W* const grad_weight = static_cast<W*>(params.grad_weight);
   for_each_block<A>(begin, end, [&](auto extent, int64_t i) {
     Block<A> levels[64];
-    for (int64_t unit = 0; unit < params.units; ++unit) {
+    for (int64_t unit = 0; unit < params.units.count; ++unit) {
       const int depth = numerics::tree_depth(unit);
       Block<A> carry = load<A>(partials + unit * hidden + i, extent);
       for (int level = 0; level < depth; ++level) carry = levels[level] + carry;
       levels[depth] = carry;
     }
     Block<A> total{};
-    for (int level = 0; params.units >> level != 0; ++level) {
-      if ((params.units >> level) & 1) total = levels[level] + total;
+    for (int level = 0; params.units.count >> level != 0; ++level) {
+      if ((params.units.count >> level) & 1) total = levels[level] + total;
     }
     store(grad_weight + i, total + all<A>(0), extent);
   });

@@ -54,9 +54,13 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
   begin_sums<typename Traits::Kind>(sums);
   const typename Traits::Part part(params.hidden);
   const int slices = blockDim.y;
-  const int slice_leaves = static_cast<int>(params.unit_leaves) / (unit_blocks * slices);
+  const int64_t unit = blockIdx.x / (unit_blocks * part.blocks);
+  const int rank = static_cast<int>(blockIdx.x / part.blocks % unit_blocks);  // of its blocks
+  const int slice_leaves =
+      static_cast<int>(numerics::leaves_of(params.units, unit)) / (unit_blocks * slices);
   const int slice_rows = slice_leaves * kLeafRows;
-  const int64_t block_row = blockIdx.x / part.blocks * int64_t{slice_rows} * slices;
+  const int64_t block_row =
+      numerics::first_leaf_of(params.units, unit) * kLeafRows + rank * (slice_rows * slices);
   const int64_t first = block_row + int64_t{slice_rows} * threadIdx.y;
   const auto rows_left = [&](int64_t from) {
     return static_cast<int>(max(int64_t{0}, min(int64_t{slice_rows}, params.rows - from)));
@@ -176,7 +180,6 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, Traits::kBlocks)
     __syncthreads();  // nobody reads rows from the stages' memory any more
     A* const meeting = reinterpret_cast<A*>(memory);
     join_slices<Traits::kBlockThreads>(column, meeting, blockDim.x);
-    const int64_t unit = blockIdx.x / (unit_blocks * part.blocks);
     A* const partial = static_cast<A*>(params.partials) + unit * params.hidden;
     const auto finish = [&](int k, int thread, const A(&sum)[kSlots]) {
       part.of_thread(thread).store(partial, k, round_chunk<A>(sum));
@@ -207,7 +210,8 @@ cudaError_t launch_fused(const BackwardParams& params, const BackwardPlan& plan,
                          const RowShape& shape, cudaStream_t stream) {
   using Traits = BackwardTraits<X, W, Kind, kAdd, kWantWeight>;
   if (plan.shared < Traits::Stages::kBytes) return cudaErrorInvalidValue;
-  return rows_config(params.units, plan.unit_blocks * shape.blocks, shape, plan.shared, stream)
+  return rows_config(params.units.count, plan.unit_blocks * shape.blocks, shape, plan.shared,
+                     stream)
       .launch(backward_kernel<X, W, Traits>, params, plan.unit_blocks);
 }
 

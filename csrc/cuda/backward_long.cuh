@@ -91,7 +91,7 @@ __device__ __forceinline__ void grad_weight_long_columns(const BackwardParams& p
   using A = numerics::Accumulate<X>;
   const int64_t hidden = params.hidden;
   const int64_t chunk = first_chunk + linear_thread() % kLongColumns;
-  const int slice_leaves = static_cast<int>(params.unit_leaves) / kLongSlices;
+  const int slice_leaves = static_cast<int>(params.units.leaves) / kLongSlices;
   const int64_t slice = unit * kLongSlices + linear_thread() / kLongColumns;
   const int64_t first = slice * slice_leaves * kLeafRows;
   const int64_t last = min(first + slice_leaves * kLeafRows, params.rows);
@@ -140,7 +140,7 @@ __device__ __forceinline__ void grad_weight_long_columns(const BackwardParams& p
   }
 
   if (linear_thread() >= kLongColumns || chunk * kSlots >= hidden) return;
-  if (params.units == 1) {
+  if (params.units.count == 1) {
     store_chunk(static_cast<W*>(params.grad_weight), finish_columns<W>(column), chunk, hidden,
                 aligned.grad_weight);
   } else {
@@ -191,8 +191,8 @@ cudaError_t launch_backward_long(const BackwardParams& params, cudaStream_t stre
   int64_t blocks = row_blocks;
   size_t shared = 0;
   if (params.grad_weight != nullptr) {
-    blocks += params.units * column_blocks;
-    shared = static_cast<size_t>(columns_elements(params.unit_leaves)) * sizeof(A);
+    blocks += params.units.count * column_blocks;
+    shared = static_cast<size_t>(columns_elements(params.units.leaves)) * sizeof(A);
   }
   return LaunchConfig(dim3(static_cast<unsigned>(blocks)), dim3(threads, rows), shared, stream)
       .launch(backward_long_kernel<X, W>, params, row_blocks, static_cast<unsigned>(column_blocks),

@@ -43,10 +43,11 @@ bool visit_backward_kind(const numerics::BackwardParams& params, const DeviceLim
 
 constexpr int64_t kUnitRows = 128;  // partial sums of 1.6% of a bfloat16 x
 constexpr int64_t kManyElements = int64_t{1} << 24;
+constexpr int kUnitsBatch = 8;  // units that join reads at once, all of them whole or halves
 
 struct BackwardPlan {
   bool fused;
-  int64_t unit_leaves;
+  numerics::Units units;
   int unit_blocks;  // that share a unit as a cluster; 1 where a cluster shares rows
   size_t shared;    // bytes of a block of the fused kernel
 };
@@ -65,6 +66,21 @@ constexpr int backward_stages(size_t element, int inputs) {
 
 constexpr int kMaxSliceLeaves = 8;
 
+// Units of `leaves` where `wave` of them run at once. Where the last wave would leave many places
+// empty, it and a part of the wave before it are cut into halves: they fill the places better, and
+// blocks that begin one after another do not all wait for memory, or leave it idle, together.
+inline numerics::Units cut_last_waves(int64_t rows, int64_t leaves, int64_t wave) {
+  numerics::Units units = numerics::whole_units(rows, leaves);
+  const int64_t last = units.count % wave;
+  if (units.count < wave || last == 0 || 4 * last >= 3 * wave) return units;
+  const int64_t full_waves = units.count / wave;
+  const int64_t whole = (5 * full_waves - 2) * wave / 5 / kUnitsBatch * kUnitsBatch;
+  if (whole == 0) return units;
+  const int64_t half = leaves / 2;
+  const int64_t rest = numerics::leaves_in(rows) - whole * leaves;
+  return {leaves, whole, whole + (rest + half - 1) / half};
+}
+
 template <class Kind>
 BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowShape& shape,
                         const DeviceLimits& limits) {
@@ -82,8 +98,9 @@ BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowS
   };
   // The longer a slice, the fewer partial sums; but a multiprocessor is to hold kLargeBlock threads
   // at least.
-  const int multiprocessor_blocks = kLargeBlock / Kind::kBlockThreads;
-  const size_t shared_limit = limits.shared_per_block / multiprocessor_blocks;
+  constexpr int kMultiprocessorBlocks = kLargeBlock / Kind::kBlockThreads;
+  const auto& together = limits.clustered[kMultiprocessorBlocks - 1];  // blocks, by doublings
+  const size_t shared_limit = limits.shared_per_block / kMultiprocessorBlocks;
   const bool want_weight = params.grad_weight != nullptr;
   int64_t slice = 1;
   while (want_weight && slice < kMaxSliceLeaves && blocks(2 * slice) >= limits.multiprocessors &&
@@ -95,10 +112,7 @@ BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowS
   // little work, and does not fit all multiprocessors, which can take another wave of blocks.
   int doublings = 0;
   if (want_weight && shape.blocks == 1 && params.rows * params.hidden >= kManyElements) {
-    const auto waves = [&](int i) {
-      const int64_t together = int64_t{limits.clustered[i]} * multiprocessor_blocks;
-      return (blocks(slice) + together - 1) / together;
-    };
+    const auto waves = [&](int i) { return (blocks(slice) + together[i] - 1) / together[i]; };
     while (1 << doublings < limits.largest_cluster &&
            (block_leaves << doublings) * numerics::kLeafRows < kUnitRows &&
            8 * waves(doublings + 1) <= 9 * waves(0)) {
@@ -106,8 +120,15 @@ BackwardPlan plan_fused(const numerics::BackwardParams& params, Kind, const RowS
     }
   }
   const int unit_blocks = 1 << doublings;
+  const int64_t unit_leaves = unit_blocks * block_leaves;
+  // Halves cost more blocks, which begin one by one, unless another block fills that time.
+  const bool cut = want_weight && slice > 1 && shape.blocks == 1 && kMultiprocessorBlocks > 1;
+  const int64_t wave = together[doublings] / unit_blocks;
   const size_t bytes = shared(slice);
-  return {bytes <= limits.shared_per_block, unit_blocks * block_leaves, unit_blocks, bytes};
+  return {bytes <= limits.shared_per_block,
+          cut ? cut_last_waves(params.rows, unit_leaves, wave)
+              : numerics::whole_units(params.rows, unit_leaves),
+          unit_blocks, bytes};
 }
 
 // The kernel for rows of any length has blocks for rows and blocks for columns, in kLongSlices
@@ -135,7 +156,7 @@ inline BackwardPlan plan_long(const numerics::BackwardParams& params, const Devi
   while (slice < kMaxLongSliceLeaves && leaves / (2 * slice * kLongSlices) * columns >= enough) {
     slice *= 2;
   }
-  return {false, slice * kLongSlices, 1, 0};
+  return {false, numerics::whole_units(params.rows, slice * kLongSlices), 1, 0};
 }
 
 // So few rows that the kernel for rows of any length is faster, whose blocks take one row, and not

@@ -15,9 +15,9 @@ struct DeviceLimits {
   // can do it, and the code that it runs was compiled for it.
   bool overlap;
   int largest_cluster;  // blocks, a power of two; 1 where there are no clusters
-  // Multiprocessors that clusters of 2^i blocks can fill, to largest_cluster: each stays in one
-  // part of the GPU.
-  int clustered[4];
+  // Blocks that run at once in clusters of 2^i, to largest_cluster, where a multiprocessor holds one
+  // block and where it holds two. A cluster stays in one part of the GPU, which it may not fill.
+  int clustered[2][4];
 };
 
 const DeviceLimits& device_limits();  // of the current device

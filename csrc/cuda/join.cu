@@ -1,5 +1,6 @@
 // grad_weight from the partial sums of all units.
 #include "cuda/alignment.h"
+#include "cuda/backward_plan.h"
 #include "cuda/chunk.cuh"
 #include "cuda/launch.h"
 #include "cuda/launch_config.cuh"
@@ -9,14 +10,14 @@ namespace automodel::cuda {
 namespace {
 
 using numerics::BackwardParams;
+using numerics::Units;
 
 // --- Traits ---
 
 constexpr int kJoinThreads = 8;    // across a row
 constexpr int kJoinWidth = 4;      // columns of a thread
 constexpr int kMaxJoinRuns = 128;  // threads down the units
-constexpr int kJoinBatch = 8;      // units that a thread reads at once
-constexpr int kMaxRunLevels = 22;  // of batches in a run, more than memory has rows
+constexpr int kMaxRunLevels = 23;  // of batches in a run, more than memory has rows
 
 // --- Kernels ---
 
@@ -44,9 +45,10 @@ __device__ __forceinline__ Columns<A> load_columns(const A* from, int width, boo
   return columns;
 }
 
-// The aligned tree over runs of `run` units (a power of two) by a thread each, then over the runs
-// of a block; kJoinWidth columns a thread, kJoinBatch units read at once. Columns past the end of a
-// row, and of a row that is no multiple of kJoinWidth, are read one by one.
+// The aligned tree over runs of `run` halves of units (a power of two) by a thread each, then over
+// the runs of a block; kJoinWidth columns a thread, kUnitsBatch units read at once, all of them
+// whole or none: batches of whole units come first, each in the place of two. Columns past the end
+// of a row, and of a row that is no multiple of kJoinWidth, are read one by one.
 template <class A, class W>
 __global__ void __launch_bounds__(kJoinThreads* kMaxJoinRuns)
     join_kernel(const BackwardParams params, const int64_t run, const bool aligned) {
@@ -54,30 +56,37 @@ __global__ void __launch_bounds__(kJoinThreads* kMaxJoinRuns)
   wait_for_previous_kernel();
   const int64_t column = (int64_t{blockIdx.x} * kJoinThreads + threadIdx.x) * kJoinWidth;
   const int width = static_cast<int>(min(int64_t{kJoinWidth}, params.hidden - column));
+  const Units& units = params.units;
+  const int64_t end_of_whole = 2 * units.whole;
   const int64_t first = threadIdx.y * run;
-  const int64_t count = max(int64_t{0}, min(run, params.units - first));
-  const A* const partials = static_cast<const A*>(params.partials) + first * params.hidden + column;
+  const int64_t last = min(first + run, units.whole + units.count);
+  const A* const partials = static_cast<const A*>(params.partials) + column;
 
   Columns<A> level[kMaxRunLevels];
   Columns<A> total{};
-  const int64_t batches = (count + kJoinBatch - 1) / kJoinBatch;
-  for (int64_t batch = 0; batch < batches; ++batch) {
-    Columns<A> value[kJoinBatch];
+  int64_t batches = 0;  // of halves
+  for (int64_t half = first; half < last;) {
+    const bool whole = half < end_of_whole;
+    const int64_t unit = whole ? half / 2 : half - units.whole;
+    const int64_t end = whole ? units.whole : units.count;
+    Columns<A> value[kUnitsBatch];
 #pragma unroll
-    for (int i = 0; i < kJoinBatch; ++i) {
-      const int64_t unit = batch * kJoinBatch + i;
-      value[i] = unit < count ? load_columns(partials + unit * params.hidden, width, aligned)
-                              : Columns<A>{};
+    for (int i = 0; i < kUnitsBatch; ++i) {
+      value[i] = unit + i < end
+                     ? load_columns(partials + (unit + i) * params.hidden, width, aligned)
+                     : Columns<A>{};
     }
 #pragma unroll
-    for (int step = 1; step < kJoinBatch; step *= 2) {
+    for (int step = 1; step < kUnitsBatch; step *= 2) {
 #pragma unroll
-      for (int i = 0; i < kJoinBatch; i += 2 * step) value[i] = add(value[i], value[i + step]);
+      for (int i = 0; i < kUnitsBatch; i += 2 * step) value[i] = add(value[i], value[i + step]);
     }
     Columns<A> carry = value[0];
-    const int depth = numerics::tree_depth(batch);
-    for (int l = 0; l < depth; ++l) carry = add(level[l], carry);
+    int depth = whole ? 1 : 0;
+    half += kUnitsBatch << depth;
+    for (; (batches >> depth) & 1; ++depth) carry = add(level[depth], carry);
     level[depth] = carry;
+    batches += whole ? 2 : 1;
   }
   for (int l = 0; batches >> l != 0; ++l) {
     if ((batches >> l) & 1) total = add(level[l], total);
@@ -110,9 +119,11 @@ cudaError_t launch_join_partials(const BackwardParams& params, cudaStream_t stre
     while (power < n) power *= 2;
     return power;
   };
+  const int64_t halves = params.units.whole + params.units.count;
+  constexpr int64_t kLeastRun = 2 * kUnitsBatch;
   const int64_t runs =
-      std::min(up_to_power((params.units + kJoinBatch - 1) / kJoinBatch), int64_t{kMaxJoinRuns});
-  const int64_t run = up_to_power((params.units + runs - 1) / runs);
+      std::min(up_to_power((halves + kLeastRun - 1) / kLeastRun), int64_t{kMaxJoinRuns});
+  const int64_t run = up_to_power((halves + runs - 1) / runs);
   constexpr int kBlockColumns = kJoinThreads * kJoinWidth;
   LaunchConfig config(
       dim3(static_cast<unsigned>((params.hidden + kBlockColumns - 1) / kBlockColumns)),

@@ -12,11 +12,11 @@ namespace automodel::cuda {
 
 cudaError_t launch_forward(const numerics::ForwardParams& params, cudaStream_t stream);
 
-// How many leaves make one unit of params.partials on the current device; needs everything else in
-// params but units and partials. Which it is does not change a bit.
-int64_t choose_unit_leaves(const numerics::BackwardParams& params);
+// The units of params.partials on the current device; needs everything in params but these two.
+// Which they are does not change a bit.
+numerics::Units choose_units(const numerics::BackwardParams& params);
 
-// grad_x and grad_weight, those that are not null; with unit_leaves from choose_unit_leaves.
+// grad_x and grad_weight, those that are not null; with units from choose_units.
 cudaError_t launch_backward(const numerics::BackwardParams& params, cudaStream_t stream);
 
 struct BackwardPlan;

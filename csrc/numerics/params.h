@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "numerics/macros.h"
+#include "numerics/spec.h"
 
 namespace automodel::numerics {
 
@@ -68,8 +69,31 @@ struct ForwardParams {
   RowLayout residual_layout;
 };
 
-// A unit is unit_leaves consecutive leaves (a power of two, so it is a subtree) whose part of
-// grad_weight one worker sums into row `unit` of partials. Join then sums the units.
+// How the rows of grad_weight are cut. A unit is consecutive leaves whose part of grad_weight one
+// worker sums into row `unit` of partials; join then sums the units. The first `whole` units are
+// `leaves` leaves each, the others half as many: powers of two, so each is an aligned subtree.
+struct Units {
+  int64_t leaves;
+  int64_t whole;
+  int64_t count;
+
+  constexpr bool operator==(const Units& other) const {
+    return leaves == other.leaves && whole == other.whole && count == other.count;
+  }
+};
+
+AUTOMODEL_NUMERICS constexpr int64_t leaves_of(const Units& units, int64_t unit) {
+  return unit < units.whole ? units.leaves : units.leaves / 2;
+}
+AUTOMODEL_NUMERICS constexpr int64_t first_leaf_of(const Units& units, int64_t unit) {
+  return unit < units.whole ? unit * units.leaves : (units.whole + unit) * (units.leaves / 2);
+}
+
+AUTOMODEL_NUMERICS constexpr Units whole_units(int64_t rows, int64_t leaves) {
+  const int64_t count = (leaves_in(rows) + leaves - 1) / leaves;
+  return {leaves, count, count};
+}
+
 struct BackwardParams {
   const void* grad_y;
   const void* grad_sum;  // is added to grad_x; null without, and without grad_x
@@ -78,11 +102,10 @@ struct BackwardParams {
   const void* rstd;      // contiguous
   void* grad_x;          // contiguous; null when nobody asked for it
   void* grad_weight;     // null when nobody asked for it
-  void* partials;        // A, [units, hidden], 16-byte aligned; null without grad_weight
+  void* partials;        // A, [units.count, hidden], 16-byte aligned; null without grad_weight
   int64_t rows;
   int64_t hidden;
-  int64_t unit_leaves;
-  int64_t units;
+  Units units;
   DType x_dtype;
   DType weight_dtype;  // how weight is read; kNone without weight
   bool zero_centered_gamma;

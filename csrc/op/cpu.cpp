@@ -49,19 +49,19 @@ struct CpuDevice {
   }
 
   // Some units for each thread, so that they balance.
-  int64_t unit_leaves(const numerics::BackwardParams& params) {
+  numerics::Units units(const numerics::BackwardParams& params) {
     const int64_t wanted = 4 * at::get_num_threads();
     int64_t leaves = 1;
     while (numerics::leaves_in(params.rows) / leaves > wanted) leaves *= 2;
-    return leaves;
+    return numerics::whole_units(params.rows, leaves);
   }
 
   void backward(const numerics::BackwardParams& params) {
     advise_huge_pages(params.grad_x, output_bytes(params));
     const bool want_weight = params.grad_weight != nullptr;
-    const int64_t unit_rows = params.unit_leaves * numerics::kLeafRows;
+    const int64_t unit_rows = params.units.leaves * numerics::kLeafRows;
     const int64_t grain = std::max<int64_t>(1, grain_rows(params.hidden) / unit_rows);
-    at::parallel_for(0, params.units, grain, [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, params.units.count, grain, [&](int64_t begin, int64_t end) {
       // Room for doubles serves both accumulate types.
       const std::unique_ptr<double[]> scratch(
           want_weight ? new double[cpu::backward_scratch_elements(params)] : nullptr);

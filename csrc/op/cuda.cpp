@@ -18,8 +18,8 @@ struct CudaDevice {
     C10_CUDA_CHECK(cuda::launch_forward(params, stream_));
   }
 
-  int64_t unit_leaves(const numerics::BackwardParams& params) {
-    return cuda::choose_unit_leaves(params);
+  numerics::Units units(const numerics::BackwardParams& params) {
+    return cuda::choose_units(params);
   }
 
   void backward(const numerics::BackwardParams& params) {

@@ -4,7 +4,7 @@
 //   struct Device {
 //     explicit Device(const at::Tensor& x);              // makes x's device current while it lives
 //     void forward(const numerics::ForwardParams&);
-//     int64_t unit_leaves(const numerics::BackwardParams&);  // how it cuts grad_weight's rows
+//     numerics::Units units(const numerics::BackwardParams&);  // how it cuts grad_weight's rows
 //     void backward(const numerics::BackwardParams&);
 //   };
 #pragma once
@@ -158,12 +158,10 @@ struct Ops {
     params.zero_centered_gamma = zero_centered_gamma;
 
     Device device(x);  // before the allocations below
-    const int64_t leaves = numerics::leaves_in(params.rows);
-    params.unit_leaves = device.unit_leaves(params);
-    params.units = (leaves + params.unit_leaves - 1) / params.unit_leaves;
+    params.units = device.units(params);
     at::Tensor partials;
     if (output_mask[1]) {
-      partials = at::empty({params.units, params.hidden}, rstd.options());
+      partials = at::empty({params.units.count, params.hidden}, rstd.options());
       params.partials = partials.mutable_data_ptr();
     }
     device.backward(params);

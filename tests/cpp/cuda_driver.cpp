@@ -130,11 +130,9 @@ Outputs run_on_device(const GoldenCase& c, const Inputs& inputs, const Variant& 
   if (!c.residual) backward.x_layout.strides[0] += variant.gap;
   backward.grad_y_layout.strides[0] += variant.gap;
   backward.grad_sum_layout.strides[0] += variant.gap;
-  backward.unit_leaves = cuda::choose_unit_leaves(backward);
-  const int64_t leaves = numerics::leaves_in(c.rows);
-  backward.units = (leaves + backward.unit_leaves - 1) / backward.unit_leaves;
+  backward.units = cuda::choose_units(backward);
   const bool has_partials = backward.grad_weight != nullptr;
-  DeviceRows partials(a, has_partials ? backward.units : 0, c.hidden, dense);
+  DeviceRows partials(a, has_partials ? backward.units.count : 0, c.hidden, dense);
   backward.partials = has_partials ? partials.data() : nullptr;
   CHECK_CUDA(cuda::launch_backward(backward, nullptr));
   CHECK_CUDA(cudaDeviceSynchronize());

@@ -151,8 +151,7 @@ inline numerics::BackwardParams backward_params(const GoldenCase& c, const Point
   params.grad_weight = p.grad_weight;
   params.rows = c.rows;
   params.hidden = c.hidden;
-  params.unit_leaves = unit_leaves;
-  params.units = (numerics::leaves_in(c.rows) + unit_leaves - 1) / unit_leaves;
+  params.units = numerics::whole_units(c.rows, unit_leaves);
   params.x_dtype = c.x_dtype;
   params.weight_dtype = c.weight_dtype;
   params.zero_centered_gamma = c.zero_centered_gamma;
@@ -164,11 +163,11 @@ inline void run_backward(const cpu::Kernels& kernels, numerics::BackwardParams p
   const DType a = params.x_dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   Bytes partials, scratch;
   if (params.grad_weight != nullptr) {
-    partials = buffer(a, params.units * params.hidden);
+    partials = buffer(a, params.units.count * params.hidden);
     scratch = buffer(a, cpu::backward_scratch_elements(params));
     params.partials = partials.data();
   }
-  kernels.backward(params, 0, params.units, scratch.data());
+  kernels.backward(params, 0, params.units.count, scratch.data());
   if (params.grad_weight != nullptr) kernels.join_partials(params, 0, params.hidden);
 }
 

@@ -174,10 +174,10 @@ TEST_P(Kernels, DoNotDependOnHowTheWorkIsSplit) {
       kernels().forward(forward, begin, end);
     }
     auto backward = backward_params(c, p, 2);
-    Bytes partials = buffer(accumulate_dtype(c), backward.units * c.hidden);
+    Bytes partials = buffer(accumulate_dtype(c), backward.units.count * c.hidden);
     if (backward.grad_weight != nullptr) backward.partials = partials.data();
-    for (int64_t begin = 0, end; begin < backward.units; begin = end) {
-      end = std::min<int64_t>(backward.units, begin + 1 + random() % 2);
+    for (int64_t begin = 0, end; begin < backward.units.count; begin = end) {
+      end = std::min<int64_t>(backward.units.count, begin + 1 + random() % 2);
       Bytes scratch = buffer(accumulate_dtype(c), cpu::backward_scratch_elements(backward));
       kernels().backward(backward, begin, end, scratch.data());
     }

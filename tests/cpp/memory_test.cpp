@@ -205,7 +205,7 @@ TEST_P(Memory, WritesTheAskedRowsAlone) {
         p.grad_x = grad_x.data();
         p.grad_weight = has_weight ? grad_weight.data() : nullptr;
         auto params = backward_params(c, p, 2);  // 3 units: 16, 16 and 11 rows
-        Guarded partials(a, params.units * hidden, shift);
+        Guarded partials(a, params.units.count * hidden, shift);
         const int64_t scratch_count = cpu::backward_scratch_elements(params);
         Guarded scratch(a, scratch_count, shift);
         if (has_weight) params.partials = partials.data();

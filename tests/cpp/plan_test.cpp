@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/backward_plan.h"
@@ -20,11 +21,13 @@ struct Gpu {
 };
 // How many clusters fit was not measured.
 const Gpu kGpus[] = {
-    {"H200", {132, 227 * kKiB - kStaticShared, true, 8, {132, 132, 128, 120}}},
-    {"B200", {148, 227 * kKiB - kStaticShared, true, 8, {148, 148, 144, 128}}},
-    {"a slice of an H200", {16, 227 * kKiB - kStaticShared, true, 2, {16, 16}}},
-    {"A100", {108, 163 * kKiB - kStaticShared, false, 1, {108}}},
-    {"L4", {58, 99 * kKiB - kStaticShared, false, 1, {58}}},
+    {"H200",
+     {132, 227 * kKiB - kStaticShared, true, 8, {{132, 132, 128, 120}, {264, 264, 264, 248}}}},
+    {"B200",
+     {148, 227 * kKiB - kStaticShared, true, 8, {{148, 148, 144, 128}, {296, 296, 296, 272}}}},
+    {"a slice of an H200", {16, 227 * kKiB - kStaticShared, true, 2, {{16, 16}, {32, 32}}}},
+    {"A100", {108, 163 * kKiB - kStaticShared, false, 1, {{108}, {216}}}},
+    {"L4", {58, 99 * kKiB - kStaticShared, false, 1, {{58}, {116}}}},
 };
 
 struct Case {
@@ -53,26 +56,32 @@ std::vector<int64_t> widths() {
   return result;
 }
 
-std::vector<Case> cases() {
+BackwardParams params_of(int64_t rows, int64_t hidden, DType dtype, bool residual,
+                         bool want_weight) {
   alignas(16) static unsigned char memory[16];
+  BackwardParams params{};
+  params.rows = rows;
+  params.hidden = hidden;
+  params.x_dtype = params.weight_dtype = dtype;
+  params.x = params.grad_y = params.weight = params.grad_x = memory;
+  if (residual) params.grad_sum = memory;
+  if (want_weight) params.grad_weight = memory;
+  for (auto* layout : {&params.x_layout, &params.grad_y_layout, &params.grad_sum_layout}) {
+    *layout = {1, {hidden}, {rows}};
+  }
+  return params;
+}
+
+std::vector<Case> cases() {
   std::vector<Case> result;
   for (const Gpu& gpu : kGpus) {
     for (const int64_t hidden : widths()) {
-      for (const int64_t rows : {1, 8, 257, 2061, 4096, 32768, 1 << 20}) {
+      for (const int64_t rows : {1, 8, 257, 2061, 4096, 10569, 32768, 1 << 20}) {
         for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-          for (const int inputs : {0, 1, 2, 3}) {
-            BackwardParams params{};
-            params.rows = rows;
-            params.hidden = hidden;
-            params.x_dtype = params.weight_dtype = dtype;
-            params.x = params.grad_y = params.weight = params.grad_x = memory;
-            if (inputs % 2 == 1) params.grad_sum = memory;
-            if (inputs / 2 == 1) params.grad_weight = memory;
-            for (auto* layout :
-                 {&params.x_layout, &params.grad_y_layout, &params.grad_sum_layout}) {
-              *layout = {1, {hidden}, {rows}};
+          for (const bool residual : {false, true}) {
+            for (const bool want_weight : {false, true}) {
+              result.push_back({gpu, params_of(rows, hidden, dtype, residual, want_weight)});
             }
-            result.push_back({gpu, params});
           }
         }
       }
@@ -87,9 +96,9 @@ TEST(Plan, IsOneThatTheGpuCanLaunch) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name());
     const BackwardPlan plan = plan_backward(c.params, c.gpu.limits);
-    EXPECT_TRUE(is_power_of_two(plan.unit_leaves));
+    EXPECT_TRUE(is_power_of_two(plan.units.leaves));
     EXPECT_TRUE(is_power_of_two(plan.unit_blocks));
-    EXPECT_EQ(plan.unit_leaves % plan.unit_blocks, 0);
+    EXPECT_EQ(numerics::leaves_of(plan.units, plan.units.count - 1) % plan.unit_blocks, 0);
     EXPECT_LE(plan.unit_blocks, c.gpu.limits.largest_cluster);
     EXPECT_LE(plan.shared, c.gpu.limits.shared_per_block);
     if (!plan.fused) continue;
@@ -111,7 +120,60 @@ TEST(Plan, IsOneThatTheGpuCanLaunch) {
   }
 }
 
-// As docs/performance.md states it for an H200: 2% of x, but with a residual above 6144.
+TEST(Plan, UnitsAreAlignedSubtreesOfAllRows) {
+  int cut = 0;
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name());
+    const numerics::Units units = plan_backward(c.params, c.gpu.limits).units;
+    int64_t leaf = 0;
+    for (int64_t unit = 0; unit < units.count; ++unit) {
+      ASSERT_EQ(numerics::first_leaf_of(units, unit), leaf);
+      ASSERT_EQ(leaf % numerics::leaves_of(units, unit), 0);
+      ASSERT_LT(leaf, numerics::leaves_in(c.params.rows));
+      leaf += numerics::leaves_of(units, unit);
+    }
+    ASSERT_GE(leaf, numerics::leaves_in(c.params.rows));
+    if (units.whole == units.count) continue;
+    ++cut;
+    EXPECT_EQ(units.whole % kUnitsBatch, 0);
+    EXPECT_GT(units.whole, 0);
+  }
+  EXPECT_GT(cut, 0);
+}
+
+// The shapes of tests/test_cuda_kinds.py.
+TEST(Plan, CutsTheShapesThatAreTestedForTheirBits) {
+  for (const auto& [hidden, dtype] : {std::pair<int64_t, DType>{1152, DType::kBFloat16},
+                                      {3072, DType::kFloat16},
+                                      {5120, DType::kBFloat16},
+                                      {2048, DType::kFloat32}}) {
+    SCOPED_TRACE(hidden);
+    const DeviceLimits& h200 = kGpus[0].limits;
+    const int64_t side_by_side = 256 / numerics::virtual_threads(hidden);
+    const BackwardParams params =
+        params_of(80 * h200.multiprocessors * side_by_side + 5, hidden, dtype, false, true);
+    const numerics::Units units = plan_backward(params, h200).units;
+    EXPECT_LT(units.whole, units.count);
+  }
+}
+
+TEST(Plan, CutsTheLastWavesWhereTheyWouldLeavePlacesEmpty) {
+  constexpr int64_t kLeaves = 16;
+  constexpr int64_t kRows = kLeaves * numerics::kLeafRows;
+  const auto units = [](int64_t count) { return cut_last_waves(count * kRows, kLeaves, 64); };
+  for (const int64_t whole : {1, 63, 64, 112, 127, 128, 176, 192}) {
+    EXPECT_EQ(units(whole), numerics::whole_units(whole * kRows, kLeaves)) << whole;
+  }
+  EXPECT_EQ(units(65), (numerics::Units{kLeaves, 32, 98}));
+  EXPECT_EQ(units(111), (numerics::Units{kLeaves, 32, 190}));
+  EXPECT_EQ(units(129), (numerics::Units{kLeaves, 96, 162}));
+  EXPECT_EQ(units(160), (numerics::Units{kLeaves, 96, 224}));
+  EXPECT_EQ(cut_last_waves(65 * kRows - 1, kLeaves, 60), (numerics::Units{kLeaves, 32, 98}));
+  EXPECT_EQ(cut_last_waves(5 * kRows, kLeaves, 4), numerics::whole_units(5 * kRows, kLeaves));
+}
+
+// As docs/performance.md states it for an H200: 2% of x, but with a residual above 6144; halves of
+// units are at most those of two waves.
 TEST(Plan, PartialSumsOfManyShortRowsAreFew) {
   for (const Case& c : cases()) {
     const BackwardParams& params = c.params;
@@ -120,7 +182,7 @@ TEST(Plan, PartialSumsOfManyShortRowsAreFew) {
     SCOPED_TRACE(c.name());
     const BackwardPlan plan = plan_backward(params, c.gpu.limits);
     const int64_t unit_bytes =
-        plan.unit_leaves * numerics::kLeafRows * numerics::element_size(params.x_dtype);
+        plan.units.leaves * numerics::kLeafRows * numerics::element_size(params.x_dtype);
     const bool long_with_residual = params.grad_sum != nullptr && params.hidden > 6144;
     EXPECT_LE(sizeof(float), (long_with_residual ? 0.04 : 0.02) * static_cast<double>(unit_bytes));
   }
