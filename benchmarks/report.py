@@ -70,7 +70,8 @@ def sentence(environment: Record) -> str:
     """Where it was measured, and with what."""
     parts = [environment.get("gpu") or environment.get("cpu", "")]
     if not environment.get("gpu"):
-        parts.append(f"{environment['threads']} threads, {environment['cpu_isa']}")
+        threads = environment["threads"]
+        parts.append(f"{threads} thread{'s' if threads > 1 else ''}, {environment['cpu_isa']}")
     parts.append(f"torch {environment['torch']}")
     parts += [f"{name} {version}" for name, version in environment.get("packages", {}).items()]
     parts.append(f"contract version {environment['contract']['version']}")

@@ -38,7 +38,7 @@ WAYS = {
     "norms_only_micro_batches": Way(norms_only=True, parts=4),
 }
 FIRST = {False: "eager", True: "norms_only"}  # by Way.norms_only
-IMPLS = ["op", "torch", "composite", "automodel_0_6"]
+IMPLS = ["op", "torch", "composite", "automodel_0_6", "automodel_0_7"]
 COMPILES_ITSELF = {"automodel_0_6", "automodel_0_6_static", "automodel_0_7"}
 
 

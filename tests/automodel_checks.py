@@ -10,6 +10,7 @@ from automodel_rms_norm.integrations import automodel
 from automodel_rms_norm.testing import assert_bitwise_equal
 from nemo_automodel.components.models.common import utils
 from ranks import device, mesh_of
+from sharding_checks import sharded_bound
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -66,6 +67,7 @@ def model(seed: int = 0) -> nn.Module:
         num_key_value_heads=4,
         vocab_size=96,
         max_position_embeddings=64,
+        rms_norm_eps=EPS,
         torch_dtype="bfloat16",
     )
     backend = utils.BackendConfig(attn="sdpa", linear="torch", rms_norm="torch_fp32")
@@ -84,32 +86,100 @@ def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
     return out if isinstance(out, Tensor) else out.logits
 
 
+class Probe:
+    """Sees what a norm is given and returns, and their gradients: of x by zeros that are added to
+    it, so that what else uses x does not count. In eager code."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        self.norm = norm
+        self.hooks = [
+            norm.register_forward_pre_hook(self.before),
+            norm.register_forward_hook(self.after),
+        ]
+
+    def remove(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def before(self, norm: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        self.zeros = torch.zeros_like(given[0]).requires_grad_()
+        x = given[0] + self.zeros
+        self.x = x.detach()
+        return (x,)
+
+    def after(self, norm: nn.Module, given: tuple[Tensor], y: Tensor) -> None:
+        self.y = y.detach()
+        y.register_hook(lambda grad: setattr(self, "grad_y", grad))
+
+    def assert_is_the_op(self) -> None:
+        """y and grad_x have the bits of one call of the op on all rows; grad_weight is within the
+        bound of its sum over ranks."""
+        weight = self.norm.weight
+        gain = whole(weight.detach())
+        inputs = support.Inputs(whole(self.x), gain, whole(self.grad_y))
+        expected = support.forward_backward(arn.rms_norm, inputs, self.norm.eps)
+        assert_bitwise_equal(whole(self.y), expected.y, "y")
+        assert_bitwise_equal(whole(self.zeros.grad), expected.grad_x, "grad_x")
+        error = (whole(weight.grad).double() - expected.grad_weight.double()).abs().cpu()
+        assert (error <= sharded_bound(inputs, dist.get_world_size())).all(), "grad_weight"
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def check_a_model_of_automodel() -> None:
     tokens = torch.randint(96, (2, 12), generator=torch.Generator().manual_seed(0)).to(device())
     original, saved = model(), io.BytesIO()
+    compiled = torch.compile(original, backend="aot_eager")
+    logits_of(compiled, tokens)  # compiled without the op, which must not be kept
     torch.save(original.state_dict(), saved)
-    seen = []
     with automodel.enabled():
         loaded = model(seed=1)
         loaded.load_state_dict(torch.load(io.BytesIO(saved.getvalue())), strict=True)
-        assert len(norms(loaded)) == 5
-        for norm in norms(loaded).values():
-            norm.register_forward_hook(lambda m, x, y: seen.append((m, x[0].detach(), y.detach())))
+        probes = [Probe(norm) for norm in norms(loaded).values()]
+        assert len(probes) == 5
         logits = logits_of(loaded, tokens)
         logits.float().square().mean().backward()
-        assert len(seen) == 5
-        for norm, x, y in seen:
-            assert_bitwise_equal(y, arn.rms_norm(x, norm.weight.detach(), norm.eps), "y")
-            assert norm.weight.grad.abs().sum() > 0
-        # A model that was there before uses it too, and compiled code is not stale.
-        assert_bitwise_equal(logits_of(original, tokens), logits, "logits")
-        compiled = torch.compile(original, backend="aot_eager")
-        assert_bitwise_equal(logits_of(compiled, tokens), logits, "compiled logits")
+        for probe in probes:
+            probe.assert_is_the_op()
+        # A model that was there before uses it too, in eager code and compiled.
+        gradients = gradients_of(loaded)
+        for called in (original, compiled):
+            original.zero_grad()
+            again = logits_of(called, tokens)
+            again.float().square().mean().backward()
+            assert_bitwise_equal(again, logits, "logits")
+            for name, gradient in gradients_of(original).items():
+                assert_bitwise_equal(gradient, gradients[name], name)
     assert list(loaded.state_dict()) == list(original.state_dict())
 
 
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def check_the_tensor_parallel_plans_of_automodel() -> None:
+    """Its own plans for its own Llama, with and without sequence parallelism."""
+    from nemo_automodel.components.distributed.optimized_tp_plans import _parallelize_llama
+
+    mesh = mesh_of(dist.get_world_size(), names=("tp",))
+    tokens = torch.randint(96, (2, 12), generator=torch.Generator().manual_seed(0)).to(device())
+    with automodel.enabled():
+        for sequence_parallel in (False, True):
+            sharded = model()
+            plan = _parallelize_llama(sharded, sequence_parallel=sequence_parallel)
+            parallelize_module(sharded, mesh, plan)
+            probes = [Probe(norm) for norm in norms(sharded).values()]
+            whole(logits_of(sharded, tokens)).float().square().mean().backward()
+            for probe in probes:
+                probe.assert_is_the_op()
+            # The first norm's rows are cut where the plan says so.
+            assert isinstance(probes[0].x, DTensor) == sequence_parallel
+
+
 def check_a_tensor_parallel_plan() -> None:
-    """The norms of AutoModel's sequence-parallel Llama plan, around one of its norms."""
+    """A sequence-parallel plan around one of its norms, in eager code and compiled."""
     mesh = mesh_of(dist.get_world_size(), names=("tp",))
     inputs = support.make_inputs(2, 8, 64, device=device())
     with automodel.enabled():
@@ -117,19 +187,27 @@ def check_a_tensor_parallel_plan() -> None:
             norm_with(inputs.weight), nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
         ).to(device(), torch.bfloat16)
         block[0].weight.data.copy_(inputs.weight)
-        expected = arn.rms_norm(inputs.x, inputs.weight, EPS)
         plan = {
             "0": SequenceParallel(),
             "1": ColwiseParallel(input_layouts=Shard(1)),
             "2": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
         }
-        seen = []
         parallelize_module(block, mesh, plan)
-        block[0].register_forward_hook(lambda m, x, y: seen.append(y.detach()))
-        for called in (block, torch.compile(block, backend="aot_eager")):
-            out = called(distribute_tensor(inputs.x, mesh, [Shard(1)]))
+        probe = Probe(block[0])
+        x = distribute_tensor(inputs.x, mesh, [Shard(1)])
+
+        def run(called: nn.Module) -> list[Tensor]:
+            block.zero_grad()
+            own = x.detach().requires_grad_()
+            out = called(own)
             out.to_local().float().sum().backward()
-            assert isinstance(out, DTensor)
-        for y in seen:
-            assert_bitwise_equal(y.full_tensor(), expected, "y")
-        assert block[0].weight.grad is not None
+            gradients = [parameter.grad for parameter in block.parameters()]
+            return [whole(t) for t in (out, own.grad, *gradients)]
+
+        eager = run(block)
+        probe.assert_is_the_op()
+        probe.remove()
+        for ours, expected in zip(
+            run(torch.compile(block, backend="aot_eager")), eager, strict=True
+        ):
+            assert_bitwise_equal(ours, expected, "compiled")

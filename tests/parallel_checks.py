@@ -18,7 +18,13 @@ from ranks import device, mesh_of
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import (
@@ -35,7 +41,7 @@ NORMS = ["input_layernorm", "q_norm", "post_attention_layernorm"]
 # Where a layer may be compiled, and recomputed in its backward pass.
 # Dynamo, AOTAutograd and the partitioner; sharding_checks.py has Inductor.
 BACKEND = "aot_eager"
-# Of what has passed through products of 128 terms in bfloat16.
+# Of values up to 4 that have passed six roundings to bfloat16, 2^-9 each: 6 * 4 * 2^-9 < 0.05.
 CLOSE = {"rtol": 0.05, "atol": 0.05}
 RUNS = list(itertools.product((False, True), repeat=2))
 
@@ -166,7 +172,7 @@ def assert_plan(plan: dict[str, object], layout: object) -> None:
     mesh = mesh_of(dist.get_world_size(), names=("tp",))
     for compiled, recompute in RUNS:
         layer, norms = run_plan(plan, mesh, layout, compiled, recompute)
-        again = run_plan(plan, mesh, layout, compiled, recompute)[0] if not compiled else layer
+        again = run_plan(plan, mesh, layout, compiled, recompute)[0]
         for name, tensors in zip(NORMS, norms, strict=True):
             weight = getattr(layer, name).weight
             grad = weight.grad
@@ -227,7 +233,7 @@ def assert_data_parallel(spread: Callable[[nn.Module], None]) -> None:
     scale = share_of_sum(spread)
     for compiled, recompute in RUNS:
         layer, norms = run_data_parallel(spread, compiled, recompute)
-        again = run_data_parallel(spread, compiled, recompute)[0] if not compiled else layer
+        again = run_data_parallel(spread, compiled, recompute)[0]
         assert isinstance(layer, FSDPModule)
         for name, tensors in zip(NORMS, norms, strict=True):
             weight = getattr(layer, name).weight
@@ -263,6 +269,23 @@ def check_norms_that_are_sharded_are_not_converted() -> None:
     reason = convert(model).left["1"]
     assert "has a sharded weight; convert the model before" in reason, reason
     assert model[1] is norm
+
+
+def check_norms_of_fsdp1_are_not_converted() -> None:
+    """It holds the weights of the modules that it wrapped, and reduces their gradients."""
+    for strategy in (ShardingStrategy.NO_SHARD, ShardingStrategy.FULL_SHARD):
+        layers = nn.Sequential(nn.RMSNorm(HIDDEN, eps=1e-5), nn.RMSNorm(HIDDEN, eps=1e-5))
+        model = FullyShardedDataParallel(
+            layers.to(device()),
+            sharding_strategy=strategy,
+            use_orig_params=True,
+            device_id=device(),
+        )
+        result = convert(model)
+        assert not result.converted, result
+        assert len(result.left) == 2, result
+        for reason in result.left.values():
+            assert "has a sharded weight; convert the model before" in reason, reason
 
 
 # --- Context parallelism --------------------------------------------------------------------------
@@ -313,7 +336,7 @@ def check_context_parallel() -> None:
     _, expected = whole_layer(x, *probes)
     for compiled, recompute in RUNS:
         layer, norms, position = run_context_parallel(mesh, x, compiled, recompute)
-        again = run_context_parallel(mesh, x, compiled, recompute)[0] if not compiled else layer
+        again = run_context_parallel(mesh, x, compiled, recompute)[0]
         for i, (name, tensors) in enumerate(zip(NORMS, norms, strict=True)):
             # The rest of the layer rounds otherwise, but the attention is the same.
             torch.testing.assert_close(tensors[1], expected[2 * i + 1][:, position], **CLOSE)
@@ -330,12 +353,12 @@ def check_context_parallel() -> None:
 
 
 def check_a_mesh_of_the_wrong_size_is_refused() -> None:
-    """torch's own error, before anything of the model is changed."""
+    """torch's own errors: of a mesh of more ranks than there are, and of one of two dimensions
+    for a plan of one."""
+    world = dist.get_world_size()
+    sharding_checks.assert_refused(lambda: mesh_of(world + 1), "size")
     layer = Layer(torch.bfloat16)
-
-    def parallelize() -> None:
-        mesh = mesh_of(dist.get_world_size() + 1)
-        parallelize_module(layer, mesh, dict(SEQUENCE_PLAN))
-
-    sharding_checks.assert_refused(parallelize, "size")
-    assert not any(isinstance(parameter, DTensor) for parameter in layer.parameters())
+    mesh = mesh_of(1, world, names=("dp", "tp"))
+    sharding_checks.assert_refused(
+        lambda: parallelize_module(layer, mesh, dict(SEQUENCE_PLAN)), "device_mesh.ndim: 2"
+    )

@@ -13,8 +13,8 @@ import pytest
 import ranks
 import torch
 import wheels
-from automodel_rms_norm.integrations import automodel
-from automodel_rms_norm.integrations._patching import IntegrationError
+from automodel_rms_norm.integrations import IntegrationError, automodel
+from automodel_rms_norm.integrations._patching import require
 from wheels import wheel_cache as wheel_cache
 
 UTILS = automodel._UTILS
@@ -83,6 +83,17 @@ def test_the_plugin_puts_the_op_into_their_tests(wheel_cache: Path, tmp_path: Pa
 # --- What is not there, or not known --------------------------------------------------------------
 
 
+FAKE = """
+import torch
+
+def _float32_rms_norm_fwd(x, weight, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+class Float32RMSNorm:
+    def forward(self, x): return _float32_rms_norm_fwd(x, self.weight, self.eps)
+"""
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A package in the place of AutoModel's, whose norm can be changed."""
@@ -92,12 +103,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         module = types.ModuleType(name)
         module.__path__ = []
         monkeypatch.setitem(sys.modules, name, module)
-    exec(
-        "def _float32_rms_norm_fwd(x, weight, eps): return x\n"
-        "class Float32RMSNorm:\n"
-        "    def forward(self, x): return _float32_rms_norm_fwd(x, self.weight, self.eps)\n",
-        vars(module),
-    )
+    exec(FAKE, vars(module))
     return module
 
 
@@ -114,6 +120,14 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
         automodel.enable()
 
 
+def test_a_package_without_the_module_is_named_with_its_version():
+    version = importlib.metadata.version("pytest")
+    with pytest.raises(
+        IntegrationError, match=rf"No module named.* {version} is installed: take a"
+    ):
+        require("pytest.no_such_module", "pytest")
+
+
 def test_a_release_without_the_norm_is_refused(fake):
     del fake._float32_rms_norm_fwd
     assert_refused(fake, "cannot be patched: .* has no Float32RMSNorm with _float32_rms_norm_fwd")
@@ -127,6 +141,21 @@ def test_a_norm_with_other_arguments_is_refused(fake):
 def test_a_norm_that_does_not_call_the_function_is_refused(fake):
     fake.Float32RMSNorm.forward = lambda self, x: x
     assert_refused(fake, "forward does not call _float32_rms_norm_fwd")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, weight, eps: x,
+        lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight + 1, eps),
+        lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight),
+        lambda x, weight, eps: x.nothing,
+    ],
+    ids=["nothing", "weight + 1", "another eps", "an error"],
+)
+def test_another_formula_is_refused(fake, function):
+    fake._float32_rms_norm_fwd = function
+    assert_refused(fake, r"computes something else than x \* rstd \* weight")
 
 
 def test_a_function_that_cannot_be_read_is_refused(fake):
@@ -160,6 +189,26 @@ def test_it_is_enabled_and_disabled_once(fake, caplog):
     automodel.disable()
     automodel.disable()
     assert fake._float32_rms_norm_fwd is before
+
+
+def test_a_module_that_was_reloaded_is_patched_again(fake):
+    with automodel.enabled():
+        exec(FAKE, vars(fake))
+        reloaded = fake._float32_rms_norm_fwd
+        automodel.enable()
+        assert fake._float32_rms_norm_fwd is automodel._float32_rms_norm_fwd
+    assert fake._float32_rms_norm_fwd is reloaded
+
+
+def test_what_somebody_else_put_there_since_stays(fake, caplog):
+    automodel.enable()
+    other = functools.partial(fake._float32_rms_norm_fwd)
+    fake._float32_rms_norm_fwd = other
+    automodel.disable()
+    assert fake._float32_rms_norm_fwd is other
+    assert caplog.messages == [
+        f"{UTILS}._float32_rms_norm_fwd has been replaced since and is left as it is"
+    ]
 
 
 def test_the_context_manager_leaves_things_as_they_were(fake):

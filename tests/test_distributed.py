@@ -21,6 +21,7 @@ RUNS = [
 ]
 OF_SEVERAL_PROCESSES = [
     "check_rows_keep_their_bits_on_a_mesh_of_two_dimensions",
+    "check_strided_shards_of_rows",
     "check_hybrid_sharding",
     "check_sharded_weights_and_unequal_ranks_are_refused",
 ]

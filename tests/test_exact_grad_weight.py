@@ -111,3 +111,15 @@ def test_a_weight_that_gets_no_gradient_is_refused_before_anything_is_hooked():
 def test_no_partials_are_refused():
     with pytest.raises(ValueError, match="at least one tensor"):
         join_grad_weights([])
+
+
+def test_partials_of_several_kinds_cannot_be_joined() -> None:
+    with pytest.raises(ValueError, match=r"one shape, got .*float32 \(4,\) and .*float32 \(8,\)"):
+        join_grad_weights([torch.ones(8), torch.ones(4)])
+    with pytest.raises(ValueError, match=r"one dtype and one shape, got .*float32.*and.*float64"):
+        join_grad_weights([torch.ones(8), torch.ones(8).double()])
+
+
+def test_partials_may_come_from_a_generator() -> None:
+    partials = [torch.rand(8) for _ in range(5)]
+    assert_bitwise_equal(join_grad_weights(p for p in partials), join_grad_weights(partials), "sum")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import ranks
 import wheels
-from automodel_rms_norm.integrations import megatron
-from automodel_rms_norm.integrations._patching import IntegrationError
+from automodel_rms_norm.integrations import IntegrationError, megatron
 from wheels import wheel_cache as wheel_cache
 
 CHECKS = ranks.names("megatron_checks")

@@ -33,6 +33,12 @@ def is_sharded(tensor: Tensor) -> bool:
     return any(not placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
+def _cut_dim(placement: Any) -> int | None:
+    """The dimension that is cut by Shard, or by the strided shard of a flattened tensor, which says
+    of itself that it is none."""
+    return getattr(placement, "dim", None)
+
+
 def _check(op: str, name: str, spec: Any, allowed: Callable[[Any], bool], wanted: str) -> None:
     for dim, placement in enumerate(spec.placements):
         if not allowed(placement):
@@ -52,7 +58,7 @@ def _check_given(op: str, given: dict[str, Any], x: Any) -> None:
                 op,
                 name,
                 given[name],
-                lambda p: p.is_replicate() or (p.is_shard() and p.dim < x.ndim - 1),
+                lambda p: p.is_replicate() or _cut_dim(p) in range(x.ndim - 1),
                 "replicated or sharded along a dimension before the last",
             )
     if given["weight"] is not None:
@@ -82,7 +88,7 @@ def _rule(op: str, arguments: Sequence[str], summed: Sequence[bool]) -> Callable
         # nothing, and of placements that cost the same DTensor takes the first.
         return [
             (
-                [Partial() if total and rows.is_shard() else rows for total in summed],
+                [Partial() if total and _cut_dim(rows) is not None else rows for total in summed],
                 [placed(argument, rows) for argument in given],
             )
             for rows in dict.fromkeys([Replicate(), *x.placements])

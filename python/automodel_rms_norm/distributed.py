@@ -8,7 +8,7 @@ accumulation in ``weight.grad``, add in other orders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from automodel_rms_norm.reference import LEAF_ROWS
 __all__ = ["exact_grad_weight", "join_grad_weights"]
 
 
-def join_grad_weights(partials: Sequence[Tensor]) -> Tensor:
+def join_grad_weights(partials: Iterable[Tensor]) -> Tensor:
     """The grad_weight of all rows from those of equal runs of rows, in the contract's tree order.
 
     Args:
@@ -34,14 +34,20 @@ def join_grad_weights(partials: Sequence[Tensor]) -> Tensor:
         (hidden,), with the bits of grad_weight over all rows at once.
 
     Raises:
-        ValueError: without partials.
+        ValueError: without partials, and for partials of several shapes or dtypes.
         TypeError: for 16-bit partials, which are rounded already.
     """
-    if not partials:
-        raise ValueError("join_grad_weights: partials must hold at least one tensor, got none")
-    for partial in partials:
-        _check_unrounded("join_grad_weights: each of partials", partial)
     level = list(partials)
+    if not level:
+        raise ValueError("join_grad_weights: partials must hold at least one tensor, got none")
+    for partial in level:
+        _check_unrounded("join_grad_weights: each of partials", partial)
+    kinds = {(partial.dtype, tuple(partial.shape)) for partial in level}
+    if len(kinds) > 1:
+        raise ValueError(
+            "join_grad_weights: partials must have one dtype and one shape, got "
+            + " and ".join(f"{dtype} {shape}" for dtype, shape in sorted(kinds, key=str))
+        )
     while len(level) > 1:
         level = _next_level(level)
     return level[0] + 0.0

@@ -1,1 +1,5 @@
-"""The op in the stacks that people train with. Nothing here is imported unless it is asked for."""
+"""The op in the stacks that people train with. No stack is imported unless it is asked for."""
+
+from automodel_rms_norm.integrations._patching import IntegrationError
+
+__all__ = ["IntegrationError"]

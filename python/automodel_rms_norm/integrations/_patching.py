@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["IntegrationError", "Patch", "calls", "parameter_names", "require"]
 
@@ -26,10 +26,19 @@ def require(module: str, distribution: str) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:  # an import runs anybody's code
         lines = str(error).strip().splitlines() or [""]
+        version = _version(distribution)
+        found = f" {version} is installed: take a release that has it," if version else ""
         raise IntegrationError(
-            f"cannot import {module}: {type(error).__name__}: {lines[0]}; "
+            f"cannot import {module}: {type(error).__name__}: {lines[0]};{found} "
             f"pip install {distribution}, or repair that installation"
         ) from error
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def parameter_names(function: object) -> list[str]:
@@ -46,14 +55,22 @@ def calls(function: Any, name: str) -> bool:
     return code is not None and name in code.co_names
 
 
+class _Replaced(NamedTuple):
+    owner: Any
+    name: str
+    before: Any
+    replacement: Any
+
+
 class Patch:
     """An attribute of a stack that is to be the op, replaced and restored.
 
     Args:
         stack: how messages call it.
         distribution: of the stack, for its version.
-        find: imports the stack and returns (owner, attribute, replacement). Raises
-            IntegrationError where the stack does not offer what is to be replaced.
+        find: imports the stack and returns (owner, attribute, replacement), the same replacement
+            at each call. Raises IntegrationError where the stack does not offer what is to be
+            replaced.
     """
 
     def __init__(
@@ -62,21 +79,19 @@ class Patch:
         self._stack = stack
         self._distribution = distribution
         self._find = find
-        # What was there; None while it is not enabled.
-        self._before: tuple[Any, str, Any] | None = None
+        self._replaced: list[_Replaced] = []
 
     def version(self) -> str:
-        try:
-            return f"{self._distribution} {importlib.metadata.version(self._distribution)}"
-        except importlib.metadata.PackageNotFoundError:
-            return f"{self._distribution} of unknown version"
+        return f"{self._distribution} {_version(self._distribution) or 'of unknown version'}"
 
     def enable(self) -> None:
-        """Replaces it, and says so in the log. Does nothing where it is done already."""
-        if self._before is not None:
-            return
+        """Replaces it, and says so in the log. Does nothing where it is done already, which it is
+        not in a module that was reloaded since."""
         owner, name, replacement = self._find()
-        self._before = owner, name, vars(owner).get(name, _INHERITED)
+        replaced = _Replaced(owner, name, vars(owner).get(name, _INHERITED), replacement)
+        if replaced.before is replacement:
+            return
+        self._replaced.append(replaced)
         setattr(owner, name, replacement)
         logging.getLogger(self._stack).info(
             "%s: replaced %s.%s by the ops of automodel_rms_norm",
@@ -86,20 +101,23 @@ class Patch:
         )
 
     def disable(self) -> None:
-        """Puts back what was there. Does nothing where nothing is replaced."""
-        if self._before is None:
-            return
-        owner, name, before = self._before
-        self._before = None
-        if before is _INHERITED:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
+        """Puts back what was there. Where somebody else has replaced it since, it stays as it is,
+        and the log warns. Does nothing where nothing is replaced."""
+        while self._replaced:
+            owner, name, before, replacement = self._replaced.pop()
+            if vars(owner).get(name) is not replacement:
+                logging.getLogger(self._stack).warning(
+                    "%s.%s has been replaced since and is left as it is", owner.__name__, name
+                )
+            elif before is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
 
     @contextmanager
     def enabled(self) -> Iterator[None]:
         """Enabled within; afterwards as before."""
-        was_enabled = self._before is not None
+        was_enabled = bool(self._replaced)
         self.enable()
         try:
             yield

@@ -8,11 +8,14 @@ hooks, state dict and class that they have.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from automodel_rms_norm.integrations._patching import Patch, calls, parameter_names, require
+from automodel_rms_norm.integrations._probe import computes_formula
 from automodel_rms_norm.ops import rms_norm
 
 __all__ = ["disable", "enable", "enabled"]
@@ -23,6 +26,17 @@ _FUNCTION = "_float32_rms_norm_fwd"
 
 def _float32_rms_norm_fwd(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return rms_norm(x, weight, eps)
+
+
+def _computes_the_formula(function: Any) -> bool:
+    """Under its decorators, so that nothing is compiled."""
+    norm = inspect.unwrap(function)
+    eps = 1e-5
+    try:
+        with torch.no_grad():
+            return computes_formula(lambda x, weight: norm(x, weight, eps), 64, eps, False)
+    except Exception:  # another function may do anything
+        return False
 
 
 def _find() -> tuple[Any, str, Any]:
@@ -36,6 +50,8 @@ def _find() -> tuple[Any, str, Any]:
         raise _patch.refuse(f"{_FUNCTION} takes ({', '.join(taken)}), not (x, weight, eps)")
     if not calls(norm.forward, _FUNCTION):
         raise _patch.refuse(f"Float32RMSNorm.forward does not call {_FUNCTION}")
+    if not _computes_the_formula(function):
+        raise _patch.refuse(f"{_FUNCTION} computes something else than x * rstd * weight")
     return utils, _FUNCTION, _float32_rms_norm_fwd
 
 

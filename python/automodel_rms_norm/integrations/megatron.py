@@ -18,6 +18,7 @@ __all__ = ["disable", "enable", "enabled"]
 
 _KERNELS = "megatron.core.transformer.custom_layers.batch_invariant_kernels"
 _FUNCTION = "BatchInvariantRMSNormFn"
+_APPLY = staticmethod(rms_norm)
 
 
 def _find() -> tuple[Any, str, Any]:
@@ -32,7 +33,7 @@ def _find() -> tuple[Any, str, Any]:
     wrapper = getattr(kernels, "rmsnorm_batch_invariant", None)
     if not calls(wrapper, _FUNCTION):
         raise _patch.refuse(f"rmsnorm_batch_invariant does not call {_FUNCTION}")
-    return function, "apply", staticmethod(rms_norm)
+    return function, "apply", _APPLY
 
 
 _patch = Patch(__name__, "megatron-core", _find)
