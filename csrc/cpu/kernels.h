@@ -20,7 +20,8 @@ struct Kernels {
   void (*join_partials)(const numerics::BackwardParams&, int64_t begin, int64_t end);
 };
 
-// A row for each level of the unit's tree.
+// A row for each level of a unit's tree. Here, and in CUDA's kernels for rows of any length, all
+// units are whole.
 inline int64_t backward_scratch_elements(const numerics::BackwardParams& params) {
   return numerics::tree_levels(params.units.leaves) * params.hidden;
 }

@@ -70,11 +70,13 @@ constexpr int kMaxSliceLeaves = 8;
 // empty, it and a part of the wave before it are cut into halves: they fill the places better, and
 // blocks that begin one after another do not all wait for memory, or leave it idle, together.
 inline numerics::Units cut_last_waves(int64_t rows, int64_t leaves, int64_t wave) {
+  constexpr double kFull = 0.75;   // of a wave is full enough
+  constexpr double kCutToo = 0.4;  // of the last full wave
   numerics::Units units = numerics::whole_units(rows, leaves);
   const int64_t last = units.count % wave;
-  if (units.count < wave || last == 0 || 4 * last >= 3 * wave) return units;
-  const int64_t full_waves = units.count / wave;
-  const int64_t whole = (5 * full_waves - 2) * wave / 5 / kUnitsBatch * kUnitsBatch;
+  if (units.count < wave || last == 0 || last >= kFull * wave) return units;
+  const auto whole_waves = static_cast<int64_t>((units.count / wave - kCutToo) * wave);
+  const int64_t whole = whole_waves / kUnitsBatch * kUnitsBatch;
   if (whole == 0) return units;
   const int64_t half = leaves / 2;
   const int64_t rest = numerics::leaves_in(rows) - whole * leaves;
