@@ -50,6 +50,13 @@ def test_release(version: str, backend: str, name: str, wheel_cache: Path) -> No
     assert not report, report
 
 
+@pytest.mark.parametrize("name", ranks.names("automodel_norm_checks"))
+def test_the_table_of_other_norms(name: str, wheel_cache: Path) -> None:
+    path = wheels.unpacked("nemo-automodel", "0.7.0", wheel_cache)
+    report = ranks.run("automodel_norm_checks", [name], 1, paths=[path])[name]
+    assert not report, report
+
+
 THEIRS = """
 import torch
 from nemo_automodel.components.models.common.utils import initialize_rms_norm_module
