@@ -35,9 +35,12 @@ def reports(path: Path, backend: str) -> dict[str, str]:
     return ranks.run("automodel_checks", CHECKS, 1 if backend == "nccl" else 2, backend, [path])
 
 
-@pytest.mark.skipif(
+needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
+
+
+@needs_transformers
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("backend", ranks.BACKENDS)
 @pytest.mark.parametrize("version", VERSIONS)
@@ -50,6 +53,7 @@ def test_release(version: str, backend: str, name: str, wheel_cache: Path) -> No
     assert not report, report
 
 
+@needs_transformers
 @pytest.mark.parametrize("name", ranks.names("automodel_norm_checks"))
 def test_the_table_of_other_norms(name: str, wheel_cache: Path) -> None:
     path = wheels.unpacked("nemo-automodel", "0.7.0", wheel_cache)
