@@ -108,6 +108,11 @@ def test_a_weight_that_gets_no_gradient_is_refused_before_anything_is_hooked():
     assert not weight._backward_hooks
 
 
+def test_no_weights_are_refused():
+    with pytest.raises(ValueError, match="weights must hold at least one tensor, got none"):
+        exact_grad_weight([], 8).__enter__()
+
+
 def test_no_partials_are_refused():
     with pytest.raises(ValueError, match="at least one tensor"):
         join_grad_weights([])

@@ -86,8 +86,9 @@ def exact_grad_weight(
         group: of the ranks that hold the rows; None where this process holds all.
 
     Raises:
-        ValueError: for other rows, a weight that is frozen, has a gradient already or is sharded,
-            a group without this rank, and where ranks had different numbers of backward passes.
+        ValueError: for other rows, no weights, a weight that is frozen, has a gradient already or
+            is sharded, a group without this rank, and where ranks had different numbers of backward
+            passes.
         TypeError: for a 16-bit weight, and for None.
     """
     leaves = rows // LEAF_ROWS
@@ -98,6 +99,8 @@ def exact_grad_weight(
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ValueError("exact_grad_weight: group must have this rank in it")
     weights = list(weights)
+    if not weights:
+        raise ValueError("exact_grad_weight: weights must hold at least one tensor, got none")
     for weight in weights:
         _check_weight(weight)
     collected: list[list[Tensor]] = [[] for _ in weights]
