@@ -9,8 +9,8 @@ import torch.distributed as dist
 from automodel_rms_norm.integrations import automodel
 from automodel_rms_norm.testing import assert_bitwise_equal
 from nemo_automodel.components.models.common import utils
+from parallel_checks import assert_norm, assert_within, whole
 from ranks import device, mesh_of
-from sharding_checks import sharded_bound
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -116,16 +116,10 @@ class Probe:
         bound of its sum over ranks."""
         weight = self.norm.weight
         gain = whole(weight.detach())
-        inputs = support.Inputs(whole(self.x), gain, whole(self.grad_y))
-        expected = support.forward_backward(arn.rms_norm, inputs, self.norm.eps)
-        assert_bitwise_equal(whole(self.y), expected.y, "y")
-        assert_bitwise_equal(whole(self.zeros.grad), expected.grad_x, "grad_x")
-        error = (whole(weight.grad).double() - expected.grad_weight.double()).abs().cpu()
-        assert (error <= sharded_bound(inputs, dist.get_world_size())).all(), "grad_weight"
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        rows = [whole(tensor) for tensor in (self.x, self.y, self.zeros.grad, self.grad_y)]
+        expected = assert_norm("a norm", gain, rows, self.norm.eps)
+        inputs = support.Inputs(rows[0], gain, rows[3])
+        assert_within(whole(weight.grad), expected.grad_weight, inputs, "a norm")
 
 
 def check_a_model_of_automodel() -> None:

@@ -101,10 +101,16 @@ def run(layer: nn.Module, x: Tensor, probes: list[Tensor], recompute: bool) -> l
     return [(seen[i], seen[i + 1], grads[i], grads[i + 1]) for i in range(0, len(seen), 2)]
 
 
-def assert_norm(name: str, weight: Tensor, tensors: list[Tensor]) -> support.Outputs:
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def assert_norm(
+    name: str, weight: Tensor, tensors: list[Tensor], eps: float = sharding_checks.EPS
+) -> support.Outputs:
     """x, y, grad_x, grad_y of all ranks: y and grad_x are those of one run over all rows."""
     x, y, grad_x, grad_y = tensors
-    expected = support.forward_backward(arn.rms_norm, support.Inputs(x, weight, grad_y))
+    expected = support.forward_backward(arn.rms_norm, support.Inputs(x, weight, grad_y), eps)
     assert_bitwise_equal(y, expected.y, f"y of {name}")
     assert_bitwise_equal(grad_x, expected.grad_x, f"grad_x of {name}")
     return expected
@@ -161,11 +167,11 @@ def run_plan(
     return layer, run(called, x, probes, recompute)
 
 
-def whole(tensor: Tensor, mesh: DeviceMesh, heads: bool) -> Tensor:
-    """All rows: ranks hold parts of the sequence, or of the heads, or all of it."""
-    if isinstance(tensor, DTensor):
-        return tensor.full_tensor()
-    return DTensor.from_local(tensor, mesh, [Shard(2)]).full_tensor() if heads else tensor
+def all_rows(tensor: Tensor, mesh: DeviceMesh, heads: bool) -> Tensor:
+    """Ranks hold parts of the sequence, or of the heads, or all of it."""
+    if heads and not isinstance(tensor, DTensor):
+        tensor = DTensor.from_local(tensor, mesh, [Shard(2)])
+    return whole(tensor)
 
 
 def assert_plan(plan: dict[str, object], layout: object) -> None:
@@ -175,15 +181,13 @@ def assert_plan(plan: dict[str, object], layout: object) -> None:
         again = run_plan(plan, mesh, layout, compiled, recompute)[0]
         for name, tensors in zip(NORMS, norms, strict=True):
             weight = getattr(layer, name).weight
-            grad = weight.grad
-            gain = weight.full_tensor() if isinstance(weight, DTensor) else weight
-            rows = [whole(tensor, mesh, name == "q_norm") for tensor in tensors]
+            gain = whole(weight)
+            rows = [all_rows(tensor, mesh, name == "q_norm") for tensor in tensors]
             expected = assert_norm(name, gain.detach(), rows)
             inputs = support.Inputs(rows[0], gain.detach(), rows[3])
-            total = grad.full_tensor() if isinstance(grad, DTensor) else grad
+            total = whole(weight.grad)
             assert_within(total, expected.grad_weight, inputs, name)
-            repeated = getattr(again, name).weight.grad
-            repeated = repeated.full_tensor() if isinstance(repeated, DTensor) else repeated
+            repeated = whole(getattr(again, name).weight.grad)
             assert_bitwise_equal(total, repeated, f"grad_weight of {name}, run again")
 
 

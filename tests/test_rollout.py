@@ -48,8 +48,8 @@ def drifts(norm: Norm, device: torch.device, backend: str = "aot_eager") -> list
     rolled, seen = rollout(model, tokens, targets, backend)
     trained, seen_in_training = training(model, tokens, targets)
     assert rolled.shape == trained.shape == (SEQUENCES, LENGTH)
-    assert rolled.isfinite().all()
-    assert trained.isfinite().all()
+    # The tokens are the same; the log-probabilities need not be, for the other layers' sums.
+    assert (rolled - trained).abs().max() < 0.2
     found = []
     for weight, x, y, x_trained, y_trained in zip(
         model.norm_weights(),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from automodel_rms_norm.formula import exact_rms_norm
 
-__all__ = ["computes_formula", "draw", "within_roundings"]
+__all__ = ["draw", "formula_of", "within_roundings"]
 
 _ROWS = 64
 Norm = Callable[[Tensor, Tensor], Tensor]  # of x and weight
@@ -43,11 +43,16 @@ def _near(
     return bool(((y.double() - exact).abs() <= relative * exact.abs() + subnormal).all())
 
 
-def computes_formula(norm: Norm, hidden: int, eps: float, zero_centered: bool) -> bool:
-    """Whether it is x * rstd * weight, or weight + 1, in float32."""
+def formula_of(norm: Norm, hidden: int, eps: float) -> bool | None:
+    """Whether its gain is weight + 1 rather than weight, in float32; None where it is neither."""
     x, weight = draw(hidden, eps, torch.float32)
+    y = norm(x, weight)
     # A term passes at most one addition for each element in whatever order they are summed.
-    return _near(norm(x, weight), x, weight, eps, zero_centered, (hidden + 8) * 2.0**-24)
+    relative = (hidden + 8) * 2.0**-24
+    for zero_centered in (False, True):
+        if _near(y, x, weight, eps, zero_centered, relative):
+            return zero_centered
+    return None
 
 
 def within_roundings(y: Tensor, x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> bool:

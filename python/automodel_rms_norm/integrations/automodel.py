@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from automodel_rms_norm.integrations._patching import Patch, calls, parameter_names, require
-from automodel_rms_norm.integrations._probe import computes_formula
+from automodel_rms_norm.integrations._probe import formula_of
 from automodel_rms_norm.ops import rms_norm
 
 __all__ = ["disable", "enable", "enabled"]
@@ -34,7 +34,7 @@ def _computes_the_formula(function: Any) -> bool:
     eps = 1e-5
     try:
         with torch.no_grad():
-            return computes_formula(lambda x, weight: norm(x, weight, eps), 64, eps, False)
+            return formula_of(lambda x, weight: norm(x, weight, eps), 64, eps) is False
     except Exception:  # another function may do anything
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from automodel_rms_norm._sharding import is_sharded
 from automodel_rms_norm.integrations._patching import IntegrationError, parameter_names
-from automodel_rms_norm.integrations._probe import computes_formula, draw, within_roundings
+from automodel_rms_norm.integrations._probe import draw, formula_of, within_roundings
 from automodel_rms_norm.modules import RMSNorm
 from automodel_rms_norm.ops import rms_norm
 
@@ -144,7 +145,9 @@ def _replacement(module: nn.Module) -> tuple[RMSNorm, str]:
             f"has a weight of shape {tuple(weight.shape)}; the op takes one of x's last dimension"
         )
     eps = _eps(module)
-    zero_centered = _matching_formula(module, weight.numel(), eps)
+    zero_centered = formula_of(functools.partial(_run, module), weight.numel(), eps)
+    if zero_centered is None:
+        raise _NoMatchError("computes something else than x * rstd * weight, or weight + 1")
     note = _note(module, weight, eps, zero_centered)
     made = RMSNorm(weight.numel(), eps, "meta", weight.dtype, zero_centered)
     made.weight = weight
@@ -177,14 +180,6 @@ def _run(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
     if not torch.equal(y, trained):
         raise _NoMatchError("computes something else in training")
     return y.view_as(x)
-
-
-def _matching_formula(module: nn.Module, hidden: int, eps: float) -> bool:
-    """Whether the gain is ``weight + 1``, seen in float32."""
-    for zero_centered in (False, True):
-        if computes_formula(lambda x, weight: _run(module, x, weight), hidden, eps, zero_centered):
-            return zero_centered
-    raise _NoMatchError("computes something else than x * rstd * weight, or weight + 1")
 
 
 def _note(module: nn.Module, weight: nn.Parameter, eps: float, zero_centered: bool) -> str:
